@@ -1,0 +1,1 @@
+"""The offline profiler: finds heads, collects traces, searches the configuration, emits and guards it."""

@@ -1,0 +1,193 @@
+"""Guarding a config: ARR recomputed on the documents of a baseline, compared document by document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from dustin_profile.data import Prompt
+from dustin_profile.progress import progress
+from dustin_profile.rundir import first_difference
+from dustin_profile.search.budget import Budget
+from dustin_profile.search.evaluate import Policy, Recovery, evaluate
+from dustin_profile.search.stage import RESULTS_VERSION
+from dustin_profile.settings import DataSettings, ModelSettings
+from dustin_profile.statistics import interval
+from dustin_profile.traces.collect import Collector, TraceSettings
+from dustin_profile.traces.stage import calibration
+from dustin_profile.traces.windows import Windows
+from dustin_runtime.config import DustinConfig
+from dustin_runtime.errors import ConflictError, MissingError
+from dustin_runtime.files import read_json
+from dustin_runtime.loading import Pair, open_pair, pick_device, pick_dtype
+from dustin_runtime.models.tokenizer import stop_ids
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found; `rows` are (document, baseline ARR, ARR now)."""
+
+    passed: bool
+    difference: float
+    """Mean ARR now less the baseline's, paired by document."""
+    tolerance: float
+    rows: list[tuple[str, float, float]]
+    policies: dict[str, tuple[float, float]]
+    """Mean ARR of every policy: baseline, now."""
+    interval: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"kind": "dustin-check"} | {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def check(
+    config: DustinConfig, baseline_path: Path, models: ModelSettings, data: str | None, tolerance: float
+) -> Verdict:
+    """Recompute and compare.
+
+    It is the same documents through the same arithmetic, so what differs is not sampling: a mean below the baseline by
+    more than the tolerance fails.
+
+    Args:
+        models: where to find the models, if the config's own ids do not tell; `dtype` auto is the baseline's.
+        data: where the baseline's documents are, if they came from a file or folder.
+
+    Raises:
+        ConflictError: the baseline was measured on other models, documents or settings; names the field.
+        MissingError: baseline, models or documents cannot be read.
+        ConfigError: the config was made for another pair.
+    """
+    baseline = read_baseline(baseline_path)
+    traces = baseline["traces"]
+    if models.dtype == "auto":
+        models = replace(models, dtype=traces["dtype"])
+    _require_alike(config, baseline, models.dtype)
+    pair = open_configured(config, models)
+    _same("models", traces["models"], pair.provenance() | {"rope": pair.rope.model_dump() if pair.rope else None})
+    prompts = _documents(pair, baseline, data, models.offline)
+    measured = _measure(pair, config, baseline, models, prompts)
+    before = baseline["policies"]["hybrid"]["per_document"]
+    now = dict(zip([prompt.id for prompt in prompts], measured["hybrid"].arr.tolist(), strict=True))
+    differences = [now[name] - before[name] for name in now]
+    found = interval(differences, seed=0)
+    return Verdict(
+        passed=found.mean >= -tolerance,
+        difference=found.mean,
+        tolerance=tolerance,
+        rows=[(name, before[name], now[name]) for name in now],
+        policies={
+            name: (baseline["policies"][name]["arr"]["mean"], float(recovery.arr.mean()))
+            for name, recovery in measured.items()
+        },
+        interval=found._asdict(),
+    )
+
+
+def read_baseline(path: Path) -> dict[str, Any]:
+    """Read a results file.
+
+    Raises:
+        MissingError: absent, or not one.
+        ConflictError: written by a newer version.
+    """
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("kind") != "dustin-results":
+        raise MissingError(f"{path}: not a results file; give the results.json that a search wrote")
+    if data["version"] > RESULTS_VERSION:
+        raise ConflictError(f"{path}: version {data['version']} is newer than this dustin; upgrade it")
+    return data
+
+
+def _require_alike(config: DustinConfig, baseline: dict[str, Any], dtype: str) -> None:
+    selection = baseline["selection"]
+    ours = config.pair.model_dump()
+    theirs = dict(baseline["pair"])
+    for side in ("target", "draft"):  # a local copy has another name; the content hash is compared later
+        ours[side], theirs[side] = ({k: v for k, v in x[side].items() if k != "id"} for x in (ours, theirs))
+    _same("pair", theirs, ours)
+    _same("budget", selection["budget"], config.selection.budget)
+    _same("depth", baseline["depth"], config.depth)
+    _same("rope", baseline["traces"]["models"]["rope"], config.rope.model_dump() if config.rope else None)
+    _same("dtype", baseline["traces"]["dtype"], dtype)
+
+
+def _same(name: str, before: Any, now: Any) -> None:
+    if found := first_difference(before, now, name):
+        field, old, new = found
+        raise ConflictError(
+            f"{field}: the baseline has {old}, now it is {new}: compare like with like, or search again"
+        )
+
+
+def open_configured(config: DustinConfig, models: ModelSettings) -> Pair:
+    """The pair that a config was made for, found by its recorded ids or where `models` says.
+
+    Raises:
+        MissingError: a model cannot be found.
+        ConfigError: what is found is another pair.
+    """
+    target = models.target or config.pair.target.id
+    draft = models.draft or config.pair.draft.id
+    pair = open_pair(target, draft, offline=models.offline).with_rope(config.rope)
+    config.require((pair.target_id, pair.target_shape), (pair.draft_id, pair.draft_shape), pair.tokenizer_hash)
+    return pair
+
+
+def _documents(pair: Pair, baseline: dict[str, Any], data: str | None, offline: bool) -> list[Prompt]:
+    """The prompts that the baseline reports on, checked by hash."""
+    traces = baseline["traces"]
+    settings = DataSettings(
+        data=data or traces["data"],
+        context=traces["context"],
+        documents=traces["documents"],
+        continuation=traces["continuation"],
+    )
+    try:
+        found = {prompt.id: prompt for prompt in calibration(pair, settings, offline).prompts}
+    except MissingError as error:
+        if data is None:
+            raise MissingError(
+                f"{error}; the baseline was measured on {traces['data']}: say where with --data"
+            ) from None
+        raise
+    wanted: Mapping[str, Any] = baseline["documents"]["reported"]
+    for name, entry in wanted.items():
+        _same(f"document {name}", entry["sha256"], found[name].sha256 if name in found else None)
+    return [found[name] for name in wanted]
+
+
+def _measure(
+    pair: Pair, config: DustinConfig, baseline: dict[str, Any], models: ModelSettings, prompts: list[Prompt]
+) -> Mapping[Policy, Recovery]:
+    device = pick_device(models.device)
+    target = pair.load_target(pick_dtype(models.dtype, device), device)
+    traces, selection = baseline["traces"], config.selection
+    settings = TraceSettings(
+        traces["continuation"], traces["windows"], traces["depth"], traces["width"], traces["lookahead"]
+    )
+    collector = Collector(
+        target,
+        pair.load_draft(target),
+        history={selection.history.layer: selection.history.heads},
+        evaluation={int(layer): heads for layer, heads in baseline["heads"]["evaluation"].items()},
+        lookahead={entry.layer: entry.heads for entry in selection.lookahead},
+        settings=settings,
+        shared_vocab=pair.shared_vocab,
+        stop_ids=frozenset(stop_ids(pair.tokenizer, pair.target_source.generation_config())),
+        capacity=max(len(prompt.ids) for prompt in prompts) + traces["continuation"],
+    )
+    windows: list[Windows] = []
+    with progress("check", len(prompts)) as advance:
+        for prompt in prompts:
+            windows.append(collector.trace(prompt.id, prompt.ids, prompt.answer_ids))
+            advance(1)
+    return evaluate(
+        windows,
+        target_layer=selection.history.layer,
+        draft_layers=[entry.layer for entry in selection.lookahead],
+        m=selection.m,
+        budget=Budget(selection.budget, selection.sink, selection.window),
+    )

@@ -1,0 +1,28 @@
+"""Options with a fixed set of answers. They stand apart because the command line needs them before torch is loaded."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Mode = Literal["generate", "forced"]
+"""How heads are profiled. generate: the model answers greedily, and a sample counts if it retrieved. forced: the answer
+is fed, so that a model too weak to retrieve still gets a ranking."""
+
+Credit = Literal["span", "copies"]
+"""span: an answer step counts once if its token is one of the answer's (CompressKV, arXiv 2508.02401, Eq. 5). copies:
+as often as the answer holds the token (CompressKV's public code)."""
+
+Lookahead = Literal["trajectory", "proposals"]
+"""What the draft reads while its attention is traced: the target's trajectory, or its own greedy proposals."""
+
+Evaluation = Literal["srh", "all"]
+"""Heads whose mean attention is the truth: the retrieval heads of every target layer, or all heads."""
+
+Template = Literal["auto", "chat", "raw"]
+"""How a document with a query becomes a prompt. auto: the chat template where the tokenizer has one."""
+
+Heuristic = Literal["m", "k"]
+"""How the paper's B_search, which it gives as 128, 192 and 256 tokens at k = 512, is read."""
+
+Sampler = Literal["exact", "tpe", "gp", "brute"]
+"""How m is searched. exact: the whole curve; the others are Optuna's own samplers."""

@@ -1,0 +1,47 @@
+"""`dustin-profile`: the commands and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dustin_profile.cli import check, drift, env, pairs, stages
+from dustin_runtime import __version__
+from dustin_runtime.cli.support import EXIT_CODES, run_app
+
+app = typer.Typer(
+    help="Find heads, collect traces, search and guard a configuration for sparse verification.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Shared options."""
+
+
+app.command("search")(stages.search)
+app.command("srh")(stages.srh)
+app.command("trace")(stages.trace)
+app.command("check")(check.check)
+app.command("drift")(drift.drift)
+app.add_typer(pairs.app, name="pairs")
+app.command("env")(env.env)
+
+
+def main() -> None:
+    """Console script."""
+    run_app(app)

@@ -1,0 +1,85 @@
+"""Command-line options made from the settings classes, so that a default and its help text stand in one place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from dustin_profile.settings import DataSettings, HeadSettings, ModelSettings, SearchSettings
+from dustin_runtime.recipe_files import complete_pair
+
+PANELS = {
+    ModelSettings: "Models",
+    HeadSettings: "Heads",
+    DataSettings: "Calibration data",
+    SearchSettings: "Search",
+}
+
+
+def with_settings(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of settings classes.
+
+    Args:
+        groups: argument of the command -> the class whose instance it is to receive.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in groups]
+        made = [_parameter(field, hint, PANELS[cls]) for cls in groups.values() for field, hint in _fields(cls)]
+
+        @wraps(command)
+        def call(**values: Any) -> None:
+            for name, cls in groups.items():
+                values[name] = cls(**{field.name: _value(values.pop(field.name)) for field in fields(cls)})
+            command(**values)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *made]]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return decorate
+
+
+def _fields(cls: type) -> list[tuple[Field[Any], Any]]:
+    hints = get_type_hints(cls)
+    return [(field, hints[field.name]) for field in fields(cls)]
+
+
+def _parameter(field: Field[Any], hint: Any, panel: str) -> inspect.Parameter:
+    flag = "--" + (field.metadata["flag"] or field.name.replace("_", "-"))
+    default: Any = field.default
+    if get_origin(hint) is tuple:  # Typer knows repeated options as lists
+        hint, default = list[get_args(hint)[0]], list(default)  # type: ignore[misc]
+    completion: Any = complete_pair if field.name == "pair" else None
+    option = typer.Option(flag, help=field.metadata["help"], rich_help_panel=panel, autocompletion=completion)
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]
+    )
+
+
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+RunDir = Annotated[
+    Path | None,
+    typer.Option("--run-dir", help="Where the run is kept and continued. Default: runs/PAIR.", rich_help_panel="Run"),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Discard stages that were made from other inputs.", rich_help_panel="Run")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Price time, memory and disk, load nothing.", rich_help_panel="Run")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel="Run")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel="Run")]
+Depth = Annotated[
+    int | None, typer.Option("--depth", help="Draft tokens per step; default: the recipe's.", rich_help_panel="Models")
+]

@@ -1,0 +1,105 @@
+"""Results on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from dustin_profile.check import Verdict
+
+
+def heads_table(data: dict[str, Any]) -> None:
+    """The four heads of every layer with their scores."""
+    title = f"{data['side']}: {data['inputs']['model']['id']}, {data['accepted']} of {data['samples']} needles accepted"
+    table = Table(
+        "layer", "head (attention on the answer)", title=title, box=None, header_style="bold", title_justify="left"
+    )
+    for layer, (order, scores) in enumerate(zip(data["ranking"], data["scores"], strict=True)):
+        table.add_row(str(layer), "  ".join(f"{head} ({scores[head]:.4f})" for head in order[:4]))
+    _print(table)
+
+
+def results_table(results: dict[str, Any]) -> None:
+    """The held-out table of a search and what was chosen."""
+    from dustin_profile.report import HEADER, rows
+
+    pair, chosen = results["pair"], results["selection"]
+    title = f"{pair['target']['id']} with {pair['draft']['id']}, k = {chosen['budget']}, {results['split']} documents"
+    table = Table(*HEADER, title=title, box=None, header_style="bold", title_justify="left")
+    for row in rows(results):
+        table.add_row(*row)
+    _print(table)
+    lookahead = ", ".join(str(entry["layer"]) for entry in chosen["lookahead"])
+    low, high = results["m"]["as_good"]
+    print(
+        f"history: target layer {chosen['history']['layer']}; lookahead: draft layers {lookahead}; "
+        f"m = {chosen['m']} ({low} to {high} are as good)"
+    )
+
+
+def verdict_table(verdict: Verdict) -> None:
+    """ARR per document and per policy, baseline beside now."""
+    table = Table("ARR", "baseline", "now", "difference", box=None, header_style="bold")
+    for name, before, now in verdict.rows:
+        table.add_row(name, f"{before:.4f}", f"{now:.4f}", f"{now - before:+.4f}")
+    for name, (before, now) in verdict.policies.items():
+        table.add_row(f"mean, {name}", f"{before:.4f}", f"{now:.4f}", f"{now - before:+.4f}")
+    _print(table)
+    outcome = "passed" if verdict.passed else "FAILED"
+    print(f"{outcome}: hybrid {verdict.difference:+.4f}, tolerance {verdict.tolerance}")
+
+
+def drift_table(results: dict[str, Any]) -> None:
+    """KL and agreement by tokens generated, a column pair per method."""
+    table = Table("tokens", box=None, header_style="bold")
+    for name in results:
+        table.add_column(f"{name}: KL", justify="right")
+        table.add_column("agreement", justify="right")
+    for rows in zip(*(entry["by_tokens"] for entry in results.values()), strict=True):
+        cells = [cell for row in rows for cell in (f"{row['kl']:.5f}", f"{row['agreement']:.3f}")]
+        table.add_row(str(rows[0]["tokens"]), *cells)
+    _print(table)
+
+
+def price_table(prices: dict[str, Any]) -> None:
+    """What a dry run found."""
+    title = f"{prices['pair']}: {prices['target']['id']} with {prices['draft']['id']}"
+    table = Table(title=title, box=None, header_style="bold", title_justify="left")
+    for name in ("device", "stage", "time", "memory", "devices", "disk"):
+        table.add_column(name, justify="left" if name in ("device", "stage") else "right")
+    previous = None
+    for row in prices["stages"]:
+        table.add_row(
+            "" if row["device"] == previous else f"{row['device']} ({8 * row['element_bytes']} bit)",
+            row["stage"],
+            duration(row["seconds"]),
+            size(row["gpu_bytes"]),
+            str(row["devices"]) if row["gpu_bytes"] else "",
+            size(row["disk_bytes"]),
+        )
+        previous = row["device"]
+    _print(table)
+
+
+def duration(seconds: float) -> str:
+    """`48 s`, `12 min`, `3.4 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def size(count: float) -> str:
+    """`1.5 GB` and the like; nothing for zero."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}" if count else ""
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _print(table: Table) -> None:
+    console = Console()
+    console.print(table, soft_wrap=not console.is_terminal)

@@ -1,0 +1,160 @@
+"""The stages of a run in order. Each command runs those it needs; what is done already is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dustin_profile.progress import say
+from dustin_profile.settings import PairChoice, Settings
+from dustin_profile.srh.stage import HeadPrompts, find_heads, read_heads, summarise
+from dustin_profile.traces.collect import Heads
+from dustin_profile.traces.stage import calibration, collect_traces, evaluation_heads
+from dustin_profile.traces.store import TraceStore
+from dustin_runtime.errors import ConfigError, MissingError
+from dustin_runtime.files import read_json, write_json
+from dustin_runtime.loading import Pair, open_pair, pick_device, pick_dtype
+from dustin_runtime.selection import check_budget
+
+if TYPE_CHECKING:
+    from dustin_profile.search.stage import Found
+    from dustin_runtime.models.decoder import Decoder
+
+
+class Pipeline:
+    """One run: models are loaded when a stage first needs them."""
+
+    def __init__(self, settings: Settings, choice: PairChoice) -> None:
+        self.settings = settings
+        self.choice = choice
+        self.run_dir = settings.run_dir
+        self.device = pick_device(settings.models.device)
+        self.dtype = pick_dtype(settings.models.dtype, self.device)
+        # What can be refused without a model is refused before one is loaded.
+        check_budget(choice.budget, 0, settings.search.sink, settings.search.window)
+        check_settings(settings)
+
+    @cached_property
+    def pair(self) -> Pair:
+        models = self.settings.models
+        return open_pair(self.choice.target, self.choice.draft, rope=models.rope, offline=models.offline)
+
+    @cached_property
+    def target(self) -> Decoder:
+        say(f"loading target {self.pair.target_id}")
+        return self.pair.load_target(self.dtype, self.device)
+
+    @cached_property
+    def draft(self) -> Decoder:
+        say(f"loading draft {self.pair.draft_id}")
+        return self.pair.load_draft(self.target)
+
+    def heads(self) -> tuple[Path, Path]:
+        """Find the heads of target and draft; returns their files."""
+        settings = self.settings.heads
+        prompts = HeadPrompts(self.pair, settings)
+        found = []
+        for side, mode in (("target", settings.mode), ("draft", settings.draft_mode)):
+            with self._timed(f"heads_{side}"):
+                model = self.target if side == "target" else self.draft
+                path = find_heads(
+                    self.run_dir / "srh", self.pair, model, side, mode, settings, prompts, self.settings.overwrite
+                )
+            draw_heads(path)
+            summarise(path)
+            found.append(path)
+        return found[0], found[1]
+
+    def traces(self) -> tuple[TraceStore, dict[str, Heads]]:
+        """Find heads where needed, then collect traces."""
+        target_heads, draft_heads = (read_heads(path) for path in self.heads())
+        data = self.settings.data
+        heads: dict[str, Heads] = {
+            "history": target_heads,
+            "evaluation": evaluation_heads(self.pair, data, target_heads),
+            "lookahead": draft_heads,
+        }
+        with self._timed("traces"):
+            prompts = calibration(self.pair, data, self.settings.models.offline)
+            store = collect_traces(
+                self.run_dir / "traces",
+                self.pair,
+                self.target,
+                self.draft,
+                data,
+                self.choice.depth,
+                prompts,
+                heads,
+                self.settings.overwrite,
+            )
+        return store, heads
+
+    def search(self) -> Found:
+        """Everything up to the emitted config."""
+        from dustin_profile.search.stage import run_search
+
+        store, heads = self.traces()
+        with self._timed("search"):
+            return run_search(
+                self.run_dir,
+                self.pair,
+                store,
+                heads,
+                self.settings,
+                depth=self.choice.depth,
+                budget=self.choice.budget,
+                device=self.device,
+                seconds=self._seconds(),
+            )
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        """Add a stage's time to what earlier, interrupted runs spent on it."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self._seconds()
+            seconds[stage] = round(seconds.get(stage, 0.0) + time.perf_counter() - began, 3)
+            write_json(self.run_dir / "seconds.json", seconds)
+
+    def _seconds(self) -> dict[str, float]:
+        try:
+            found: dict[str, float] = read_json(self.run_dir / "seconds.json")
+            return found
+        except MissingError:
+            return {}
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse numbers that no model could make sense of.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    data, heads, search = settings.data, settings.heads, settings.search
+    for flag, value in (
+        ("--context", data.context),
+        ("--documents", data.documents),
+        ("--continuation", data.continuation),
+        ("--windows", data.windows),
+        ("--answer-tokens", heads.steps),
+        ("--draft-layers", search.draft_layers),
+        ("--trials", search.trials),
+        *(("--length", length) for length in heads.lengths),
+    ):
+        if value < 1:
+            raise ConfigError(f"{flag} {value}: must be at least 1")
+
+
+def draw_heads(path: Path) -> None:
+    """Draw a heads file next to it."""
+    from dustin_profile.plots import heads_heatmap
+
+    data = read_json(path)
+    title = f"retrieval heads of {data['inputs']['model']['id']} ({data['inputs']['mode']}, {data['credit']})"
+    heads_heatmap(path.with_suffix(".png"), data["scores"], data["ranking"], title)

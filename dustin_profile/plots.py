@@ -1,0 +1,82 @@
+"""Pictures for people: PNG files, drawn without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dustin_runtime.files import write_with
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, ACCENT, MUTED = "#222222", "#c2410c", "#64748b"
+
+
+def heads_heatmap(path: Path, scores: Sequence[Sequence[float]], ranking: Sequence[Sequence[int]], title: str) -> None:
+    """Retrieval score of every head, the used four of each layer marked.
+
+    Args:
+        scores: [layers][query_heads].
+    """
+    table = np.asarray(scores).T
+    heads, layers = table.shape
+    figure = _figure(max(6.0, 0.22 * layers + 2), max(2.6, 0.17 * heads + 1.4))
+    axes = figure.add_subplot()
+    image = axes.imshow(np.sqrt(table), aspect="auto", cmap="magma_r", interpolation="nearest")
+    marks = [(layer, head) for layer, order in enumerate(ranking) for head in order[:4]]
+    axes.scatter(
+        [m[0] for m in marks], [m[1] for m in marks], s=7, facecolors="none", edgecolors="#0ea5e9", linewidths=0.9
+    )
+    axes.set(xlabel="layer", ylabel="query head", title=title)
+    bar = figure.colorbar(image, pad=0.01)
+    ticks = np.linspace(0, float(np.sqrt(table.max())), 4)
+    bar.set_ticks(ticks.tolist(), labels=[f"{tick**2:.3f}" for tick in ticks])
+    bar.set_label("attention on the answer")
+    _save(figure, path)
+
+
+def split_curve(path: Path, curve: Sequence[float], m: int, flat: tuple[int, int], lines: Mapping[str, float]) -> None:
+    """ARR over m, with the chosen m, the run of m that is as good, and the policies beside it.
+
+    Args:
+        curve: mean ARR at m = 0, 1, ...
+        lines: level of other policies by name.
+    """
+    figure = _figure(7.0, 3.6)
+    axes = figure.add_subplot()
+    axes.axvspan(*flat, color=ACCENT, alpha=0.12, lw=0, label=f"as good as the best: m {flat[0]} to {flat[1]}")
+    axes.plot(curve, color=INK, lw=1.6)
+    axes.plot([m], [curve[m]], "o", color=ACCENT, label=f"chosen: m = {m}")
+    for style, (name, level) in zip(("-", "--", ":", "-."), lines.items(), strict=False):
+        axes.axhline(level, color=MUTED, lw=0.9, ls=style, label=f"{name} {level:.3f}")
+    axes.set(xlabel="m, tokens chosen by lookahead (0: Dustin-T, most: Dustin-D)", ylabel="ARR, search documents")
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def drift_curves(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], ylabel: str) -> None:
+    """Lines by name: (tokens generated, value)."""
+    figure = _figure(7.0, 3.4)
+    axes = figure.add_subplot()
+    for name, (x, y) in curves.items():
+        axes.plot(x, y, marker="o", ms=3, lw=1.3, label=name)
+    axes.set(xlabel="tokens generated", ylabel=ylabel)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    write_with(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130, metadata={"Software": None}))

@@ -1,0 +1,78 @@
+"""Results as tables: one layout for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAMES = {
+    "oracle": "oracle",
+    "hybrid": "hybrid (Dustin-H)",
+    "dustin_t": "Dustin-T, history alone",
+    "dustin_d": "Dustin-D, lookahead alone",
+    "streaming": "StreamingLLM",
+}
+
+
+def rows(results: dict[str, Any]) -> list[list[str]]:
+    """The policy table: name, ARR with its interval, prefix ARR, hybrid's gain with its interval, in-sample ARR."""
+    table = []
+    for name, policy in results["policies"].items():
+        gain = results["hybrid_minus"].get(name)
+        table.append(
+            [
+                NAMES.get(name, name),
+                with_interval(policy["arr"]),
+                f"{policy['prefix_arr']['mean']:.4f}",
+                with_interval(gain, sign=True) if gain else "",
+                f"{policy['in_sample_arr']:.4f}",
+            ]
+        )
+    return table
+
+
+HEADER = ["policy", "ARR (95 %)", "prefix ARR", "hybrid minus it (95 %)", "ARR, search documents"]
+
+
+def with_interval(value: dict[str, Any], sign: bool = False) -> str:
+    """`0.8312 [0.8170, 0.8441]`; the mean alone where there is no interval."""
+    form = "+.4f" if sign else ".4f"
+    mean = format(value["mean"], form)
+    return mean if value["low"] is None else f"{mean} [{format(value['low'], form)}, {format(value['high'], form)}]"
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The whole result for a pull request or a results folder."""
+    traces, chosen, m = results["traces"], results["selection"], results["m"]
+    reported = results["documents"]["reported"]
+    sources = len({entry["source"] for entry in reported.values()})
+    interval = results["policies"]["hybrid"]["arr"]["method"]
+    where = "held-out" if results["split"] == "held_out" else "the same"
+    lookahead = ", ".join(f"{entry['layer']} {entry['heads']}" for entry in chosen["lookahead"])
+    lines = [
+        f"# ARR: {results['pair']['target']['id']} with {results['pair']['draft']['id']}",
+        "",
+        f"{len(reported)} {where} documents ({sources} sources) of {traces['data']}, "
+        f"{traces['context']} tokens each, "
+        f"{sum(entry['windows'] for entry in reported.values())} windows; k = {chosen['budget']}, "
+        f"depth {results['depth']}, {traces['dtype']}. Intervals are over documents ({interval}).",
+        "",
+        _line(HEADER),
+        _line(["---"] * len(HEADER)),
+        *(_line(row) for row in rows(results)),
+        "",
+        f"History: target layer {chosen['history']['layer']}, heads {chosen['history']['heads']}. "
+        f"Lookahead: draft layers {lookahead}. m = {chosen['m']}; m from {m['as_good'][0]} to {m['as_good'][1]} "
+        f"is as good (sampler {m['sampler']}, {m['trials']} trials).",
+        "",
+        "ARR is the share of full attention that lies on the tokens verification reads, the new ones included; "
+        "prefix ARR is that of the prefix alone. Truth: "
+        + f"{sum(len(h) for h in traces['heads']['evaluation'].values())} heads of the target.",
+    ]
+    if provenance := results.get("provenance"):
+        packages = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
+        lines += ["", f"Device: {provenance['device']}. Versions: {packages}."]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,76 @@
+"""The run directory: one folder per stage, each with the inputs that it was made from, written before any work."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dustin_runtime.errors import ConflictError, MissingError
+from dustin_runtime.files import read_json, write_json
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run directory for this process, which proves it writable before a model is loaded.
+
+    Raises:
+        ConflictError: another process holds it.
+        MissingError: it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / ".lock").open("w")
+    except OSError as error:
+        raise MissingError(f"--run-dir {folder}: cannot be written ({error.strerror})") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConflictError(f"--run-dir {folder}: another dustin-profile is working in it") from None
+        yield
+
+
+def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool) -> None:
+    """Begin or continue a stage.
+
+    Args:
+        folder: of the stage; `inputs.json` in it says what its content was made from.
+        inputs: what it is to be made from now.
+        overwrite: discard a stage that was made from other inputs.
+
+    Raises:
+        ConflictError: it was made from other inputs; names the first that differs, with both values.
+    """
+    path = folder / "inputs.json"
+    if path.exists():
+        before = read_json(path)
+        if (field := first_difference(before, inputs)) is None:
+            return
+        if not overwrite:
+            name, old, new = field
+            raise ConflictError(
+                f"{folder}: made with {name} = {_short(old)}, now {_short(new)}:"
+                " give another --run-dir, or --overwrite to discard it"
+            )
+        shutil.rmtree(folder)
+    write_json(path, inputs)
+
+
+def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """The first leaf in which two JSON values differ: its dotted name and both values."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in [*now, *(key for key in before if key not in now)]:
+            inner = first_difference(before.get(key), now.get(key), f"{name}.{key}" if name else str(key))
+            if inner:
+                return inner
+        return None
+    return None if before == now else (name, before, now)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

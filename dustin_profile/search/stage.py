@@ -1,0 +1,210 @@
+"""The stage that searches: three phases on the search split, figures from the held-out split, one YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dustin_profile.provenance import arguments, device_name, versions
+from dustin_profile.rundir import open_stage
+from dustin_profile.search.budget import Budget
+from dustin_profile.search.evaluate import Policy, Recovery, evaluate
+from dustin_profile.search.phases import SearchOptions, SearchResult, search
+from dustin_profile.search.study import StudyResult, write_study
+from dustin_profile.settings import Settings
+from dustin_profile.statistics import interval, m_interval, split
+from dustin_profile.traces.collect import Heads
+from dustin_profile.traces.store import TraceStore
+from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
+from dustin_runtime.errors import UsageError
+from dustin_runtime.files import digest, read_json, write_json, write_text
+from dustin_runtime.loading import Pair
+
+RESULTS_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search ends with."""
+
+    config: DustinConfig
+    results: dict[str, Any]
+
+
+def run_search(
+    run_dir: Path,
+    pair: Pair,
+    store: TraceStore,
+    heads: dict[str, Heads],
+    settings: Settings,
+    *,
+    depth: int,
+    budget: int,
+    device: str,
+    seconds: Mapping[str, float],
+) -> Found:
+    """Search, evaluate, and write `config.yaml`, `results.json`, `results.md` and `arr.png` to the run directory.
+
+    Args:
+        heads: `history` and `evaluation` of the target, `lookahead` of the draft.
+        seconds: time spent per stage, for the provenance.
+
+    Raises:
+        ConfigError: the budget leaves nothing to choose.
+        ConflictError: the run directory holds a search with other settings.
+    """
+    chosen = settings.search
+    limits = Budget(budget, chosen.sink, chosen.window)
+    if not 0 < chosen.held_out < 1:
+        raise UsageError(f"--held-out {chosen.held_out}: give a share between 0 and 1")
+    entries = store.entries
+    held_out = split([e["id"] for e in entries], [e["source"] for e in entries], chosen.held_out)
+    ids = [entry["id"] for entry in entries]
+    searched = store.subset(set(ids) - held_out)
+    reported = store.subset(held_out or ids)
+    folder = run_dir / "search"
+    inputs = {"traces": digest(read_json(store.folder / "inputs.json"))} | asdict(chosen) | {"budget": budget}
+    open_stage(folder, inputs, settings.overwrite)
+
+    options = SearchOptions(limits, chosen.draft_layers, chosen.stop_when_flat, chosen.heuristic)
+    found = search(searched, options)
+    curve = found.curve.per_document.mean(0).tolist()
+    study = write_study(
+        folder / "study.log",
+        curve,
+        name=digest(inputs)[:16],
+        sampler=chosen.sampler,
+        seed=chosen.seed,
+        trials=chosen.trials,
+        attributes={"budget": budget, "target_layer": found.target.layer, "draft_layers": list(found.draft.layers)},
+    )
+    selection = Selection(
+        budget=budget,
+        sink=chosen.sink,
+        window=chosen.window,
+        m=study.m,
+        history=LayerHeads(layer=found.target.layer, heads=tuple(heads["history"][found.target.layer])),
+        lookahead=tuple(LayerHeads(layer=d, heads=tuple(heads["lookahead"][d])) for d in found.draft.layers),
+    )
+    measured = evaluate(
+        reported, target_layer=found.target.layer, draft_layers=found.draft.layers, m=study.m, budget=limits
+    )
+    in_sample = evaluate(
+        searched, target_layer=found.target.layer, draft_layers=found.draft.layers, m=study.m, budget=limits
+    )
+    results = _results(pair, store, heads, settings, depth, selection, found, study, measured, in_sample, held_out)
+    provenance = pair.provenance() | {
+        "data": read_json(store.folder / "inputs.json")["data"],
+        "data_sha256": read_json(store.folder / "inputs.json")["data_sha256"],
+        "seed": chosen.seed,
+        "versions": versions(),
+        "device": device_name(device),
+        "arguments": arguments(settings),
+        "stage_seconds": {name: round(value, 1) for name, value in seconds.items()},
+    }
+    config = DustinConfig(
+        pair=pair.identity(),
+        depth=depth,
+        selection=selection,
+        rope=pair.rope,
+        evidence=_evidence(results),
+        provenance=provenance,
+    )
+    results["provenance"] = provenance
+    _write(run_dir, config, results)
+    return Found(config, results)
+
+
+def _results(
+    pair: Pair,
+    store: TraceStore,
+    heads: dict[str, Heads],
+    settings: Settings,
+    depth: int,
+    selection: Selection,
+    found: SearchResult,
+    study: StudyResult,
+    measured: Mapping[Policy, Recovery],
+    in_sample: Mapping[Policy, Recovery],
+    held_out: set[str],
+) -> dict[str, Any]:
+    seed = settings.search.seed
+    reported = [entry for entry in store.entries if not held_out or entry["id"] in held_out]
+    hybrid = measured["hybrid"].arr
+    return {
+        "kind": "dustin-results",
+        "version": RESULTS_VERSION,
+        "pair": pair.identity().model_dump(),
+        "traces": read_json(store.folder / "inputs.json"),
+        "depth": depth,
+        "selection": selection.model_dump(mode="json"),
+        "split": "held_out" if held_out else "in_sample: there is one document only",
+        "documents": {
+            side: {e["id"]: {"source": e["source"], "sha256": e["sha256"], "windows": e["windows"]} for e in chosen}
+            for side, chosen in (
+                ("search", [e for e in store.entries if e["id"] not in held_out]),
+                ("reported", reported),
+            )
+        },
+        "policies": {
+            name: {
+                "arr": interval(recovery.arr.numpy(), seed)._asdict(),
+                "prefix_arr": interval(recovery.prefix_arr.numpy(), seed)._asdict(),
+                "in_sample_arr": float(in_sample[name].arr.mean()),
+                "per_document": {e["id"]: x for e, x in zip(reported, recovery.arr.tolist(), strict=True)},
+            }
+            for name, recovery in measured.items()
+        },
+        "hybrid_minus": {
+            name: interval((hybrid - recovery.arr).numpy(), seed)._asdict()
+            for name, recovery in measured.items()
+            if name != "hybrid"
+        },
+        "m": {
+            "chosen": study.m,
+            "as_good": list(m_interval(found.curve.per_document.numpy())),
+            "sampler": settings.search.sampler,
+            "trials": study.trials,
+            "curve": [round(value, 6) for value in found.curve.per_document.mean(0).tolist()],
+        },
+        "layers": {
+            "target_history_arr": [round(value, 6) for value in found.target.per_document.mean(0).tolist()],
+            "draft_rounds_arr": [_without_nan(values.mean(0)) for values in found.draft.rounds],
+        },
+        "heads": {name: {str(layer): list(x) for layer, x in chosen.items()} for name, chosen in heads.items()},
+    }
+
+
+def _without_nan(values: torch.Tensor) -> list[float | None]:
+    return [None if value != value else round(value, 6) for value in values.tolist()]
+
+
+def _evidence(results: dict[str, Any]) -> dict[str, Any]:
+    """The part of the results that travels with the config."""
+
+    def short(value: dict[str, Any]) -> dict[str, Any]:
+        return {key: round(x, 5) if isinstance(x, float) else x for key, x in value.items()}
+
+    return {
+        "split": results["split"],
+        "arr": {name: short(policy["arr"]) for name, policy in results["policies"].items()},
+        "prefix_arr": {name: round(policy["prefix_arr"]["mean"], 5) for name, policy in results["policies"].items()},
+        "hybrid_minus": {name: short(value) for name, value in results["hybrid_minus"].items()},
+        "m_as_good": results["m"]["as_good"],
+    }
+
+
+def _write(run_dir: Path, config: DustinConfig, results: dict[str, Any]) -> None:
+    from dustin_profile.plots import split_curve
+    from dustin_profile.report import markdown
+
+    write_json(run_dir / "results.json", results)
+    write_text(run_dir / "results.md", markdown(results))
+    curve, m = results["m"]["curve"], results["m"]
+    lines = {name: results["policies"][name]["in_sample_arr"] for name in ("oracle", "streaming")}
+    split_curve(run_dir / "arr.png", curve, m["chosen"], tuple(m["as_good"]), lines)
+    save_config(config, run_dir / "config.yaml")  # last: it says that the run is complete

@@ -1,0 +1,125 @@
+"""Everything that a run of the profiler can be asked: the one place where options, defaults and help texts stand.
+
+The command line is made from these classes (`cli.options`), so this module imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dustin_profile.choices import Credit, Evaluation, Heuristic, Lookahead, Mode, Sampler, Template
+from dustin_runtime.errors import UsageError
+
+
+def option(default: Any, help: str, flag: str | None = None) -> Any:
+    """A field that is also an option; `flag` where its name is not the field's."""
+    return field(default=default, metadata={"help": help, "flag": flag})
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which pair, and how it is run."""
+
+    pair: str | None = option(None, "A known pair, such as qwen72b:0.5b; `dustin-profile pairs` lists them.")
+    target: str | None = option(
+        None, "Target: hub id[@revision], folder or .gguf file. With --draft, instead of --pair."
+    )
+    draft: str | None = option(None, "Draft: like --target, or self:N for the target's first N layers.")
+    rope: str | None = option(None, "Replace the RoPE scaling: default, linear:FACTOR or yarn:FACTOR.")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.")
+    dtype: str = option("auto", "auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16, float64.")
+    offline: bool = option(False, "Use only what is on this machine.")
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """Needle prompts (CompressKV, arXiv 2508.02401): every needle at every length and depth."""
+
+    lengths: tuple[int, ...] = option((1024, 2048, 4096), "Prompt length in tokens; repeat for several.", "length")
+    depths: tuple[float, ...] = option(
+        (0.0, 0.25, 0.5, 0.75, 1.0), "Where the needle is put, 0 to 1; repeat for several.", "depth-at"
+    )
+    needles: Path | None = option(None, "YAML file of needles instead of the built-in ones.")
+    needle_count: int | None = option(None, "Use only the first N needles.")
+    haystack: Path | None = option(None, "Text file, folder or JSONL to hide needles in; default: Python's own topics.")
+    mode: Mode = option("generate", "Target: let it answer, or force the answer.")
+    draft_mode: Mode = option("forced", "The same for the draft.")
+    credit: Credit = option("span", "Count an answer step once, or as often as the answer holds its token.")
+    steps: int = option(32, "Tokens that an answer may take in mode generate.", "answer-tokens")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Calibration documents and the windows laid over them."""
+
+    data: str = option("topics", "JSONL, parquet, text file or folder, hub data set, or topics (offline default).")
+    context: int = option(4096, "Tokens of every calibration prompt.")
+    documents: int = option(16, "Calibration prompts.")
+    continuation: int = option(128, "Tokens that the target generates after each prompt.")
+    windows: int = option(16, "Verification windows per document.")
+    width: int | None = option(None, "Target queries per window (the paper's w); default: the depth.")
+    lookahead: Lookahead = option("trajectory", "What the draft reads: the trajectory, or its own proposals.")
+    evaluation: Evaluation = option("srh", "Truth: retrieval heads of all target layers, or all heads.")
+    template: Template = option("auto", "Chat template for documents that carry a query.")
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What is searched, and how."""
+
+    budget: int | None = option(None, "k: tokens that verification reads; default: the recipe's.")
+    sink: int = option(4, "First tokens that are always kept; counted in the budget.")
+    window: int = option(16, "Last tokens that are always kept; counted in the budget.", "recent")
+    draft_layers: int = option(3, "Draft layers to choose.")
+    stop_when_flat: bool = option(False, "Stop adding draft layers once none raises ARR.")
+    heuristic: Heuristic = option("m", "What the trial budgets of the draft phase count: the draft's share m, or k.")
+    sampler: Sampler = option("exact", "How m is searched.")
+    trials: int = option(100, "Trials of the samplers tpe, gp and brute.")
+    held_out: float = option(0.3, "Share of the documents that only the report sees.")
+    seed: int = option(0, "Seed of samplers and intervals.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run."""
+
+    run_dir: Path
+    depth: int | None = None
+    """Draft tokens per step; None is the recipe's."""
+    models: ModelSettings = ModelSettings()
+    heads: HeadSettings = HeadSettings()
+    data: DataSettings = DataSettings()
+    search: SearchSettings = SearchSettings()
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class PairChoice:
+    """The pair that the settings name: where its models are, and the recipe's depth and budget where there is one."""
+
+    name: str
+    target: str
+    draft: str
+    depth: int
+    budget: int
+
+
+def choose_pair(models: ModelSettings, depth: int | None = None, budget: int | None = None) -> PairChoice:
+    """Resolve `--pair`, or `--target` with `--draft`, without touching any model.
+
+    Raises:
+        UsageError: neither or both are given, or the alias is unknown.
+    """
+    if models.pair and not (models.target or models.draft):
+        from dustin_runtime.pairs import find_pair
+
+        recipe = find_pair(models.pair)
+        return PairChoice(
+            recipe.name, recipe.target_id, recipe.draft_id, depth or recipe.depth, budget or recipe.budget
+        )
+    if models.target and models.draft and not models.pair:
+        name = f"{Path(models.target).name}--{Path(models.draft).name}".replace(":", "_").replace("@", "_")
+        return PairChoice(name, models.target, models.draft, depth or 4, budget or 512)
+    raise UsageError("give --pair ALIAS (`dustin-profile pairs` lists them), or both --target and --draft")

@@ -1,0 +1,225 @@
+"""The stage that finds the heads of one model: resumable per length and depth, and independent of interruptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dustin_profile.choices import Credit, Mode
+from dustin_profile.haystack import load_haystack
+from dustin_profile.needles import Needle, load_needles
+from dustin_profile.progress import progress, say
+from dustin_profile.prompts import Sample, is_answer, samples
+from dustin_profile.rundir import open_stage
+from dustin_profile.settings import HeadSettings
+from dustin_profile.srh.ranking import Array, agreement, rank, top_heads
+from dustin_profile.srh.score import Prober, Score
+from dustin_runtime.cache import check_context
+from dustin_runtime.errors import MissingError, NothingMeasuredError, UsageError
+from dustin_runtime.files import digest, read_json, write_json
+from dustin_runtime.loading import Pair
+from dustin_runtime.models.decoder import Decoder
+
+
+class HeadPrompts:
+    """The needle prompts of a run: the same for target and draft."""
+
+    def __init__(self, pair: Pair, settings: HeadSettings) -> None:
+        for length in settings.lengths:
+            check_context(pair.target_shape, length + settings.steps, f"--length {length}")
+            check_context(pair.draft_shape, length + settings.steps, f"--length {length}")
+        self.needles: Sequence[Needle] = load_needles(settings.needles)[: settings.needle_count]
+        if not self.needles:
+            raise UsageError("--needle-count: give 1 or more")
+        haystack = load_haystack(settings.haystack)
+        self.haystack, self.haystack_sha256 = haystack.name, haystack.sha256
+        made = samples(pair.tokenizer, haystack.text, self.needles, settings.lengths, settings.depths)
+        # Deepest first: what precedes a needle is pure haystack, and stays in the cache for all that follow.
+        self.samples = sorted(made, key=lambda s: (-s.length, -s.depth, s.needle))
+
+    def groups(self) -> list[tuple[str, list[Sample]]]:
+        """Samples by length and depth: the unit of resuming."""
+        return [
+            (f"{length}-{depth:g}", list(group))
+            for (length, depth), group in groupby(self.samples, key=lambda s: (s.length, s.depth))
+        ]
+
+
+def find_heads(
+    folder: Path,
+    pair: Pair,
+    model: Decoder,
+    side: str,
+    mode: Mode,
+    settings: HeadSettings,
+    prompts: HeadPrompts,
+    overwrite: bool = False,
+) -> Path:
+    """Score every head of one model and write its ranking.
+
+    Args:
+        folder: of the run's heads; parts go to `folder/side`, the result to `folder/heads-side.json`.
+        side: `target` or `draft`.
+
+    Returns:
+        The file with the result.
+
+    Raises:
+        NothingMeasuredError: no sample was accepted.
+        ConflictError: the folder holds scores made from other inputs.
+    """
+    inputs = {
+        "model": pair.provenance()[side] | {"rope": pair.rope.model_dump() if pair.rope else None},
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "mode": mode,
+        "lengths": list(settings.lengths),
+        "depths": list(settings.depths),
+        "steps": settings.steps,
+        "haystack": prompts.haystack,
+        "haystack_sha256": prompts.haystack_sha256,
+        "needles_sha256": digest([needle.model_dump() for needle in prompts.needles]),
+    }
+    parts = folder / side
+    open_stage(parts, inputs, overwrite)
+    groups = prompts.groups()
+    todo = [(name, group) for name, group in groups if not (parts / f"{name}.json").exists()]
+    if todo:
+        _run(parts, pair, model, mode, settings, prompts.needles, todo, side)
+    result = _result([read_json(parts / f"{name}.json") for name, _ in groups], settings.credit, len(prompts.needles))
+    path = folder / f"heads-{side}.json"
+    if not result["accepted"]:
+        path.unlink(missing_ok=True)
+        flag = "--mode" if side == "target" else "--draft-mode"
+        raise NothingMeasuredError(
+            f"{side} {inputs['model']['id']}: none of {result['samples']} needles was retrieved:"
+            f" rank it with {flag} forced, or use shorter lengths (--length)"
+        )
+    write_json(path, {"kind": "dustin-heads", "side": side, "inputs": inputs, "credit": settings.credit} | result)
+    return path
+
+
+def read_heads(path: Path) -> dict[int, list[int]]:
+    """The first four heads of every layer, from a file that `find_heads` wrote.
+
+    Raises:
+        MissingError: absent, or not such a file.
+    """
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("kind") != "dustin-heads":
+        raise MissingError(f"{path}: not a heads file; make one with dustin-profile srh")
+    return top_heads(data["ranking"])
+
+
+def _run(
+    parts: Path,
+    pair: Pair,
+    model: Decoder,
+    mode: Mode,
+    settings: HeadSettings,
+    needles: Sequence[Needle],
+    groups: list[tuple[str, list[Sample]]],
+    side: str,
+) -> None:
+    ends = frozenset(_stop_ids(pair))
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(pair.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def stop(tokens: list[int]) -> bool:
+        """An answer is one line; some models begin with an empty one."""
+        return tokens[-1] in ends or ("\n" in decode(tokens[-1:]) and "\n" in decode(tokens).lstrip())
+
+    prober = Prober(
+        model,
+        mode=mode,
+        decode=decode,
+        accept=lambda text, needle: is_answer(text, needles[needle].answer),
+        stop=stop,
+        vocab=pair.shared_vocab,
+        capacity=max(sample.length for _, group in groups for sample in group) + 64,
+        steps=settings.steps,
+    )
+    with progress(f"heads of {side}", sum(_cost(sample) for _, group in groups for sample in group)) as advance:
+        for name, group in groups:
+            entries = []
+            for sample in group:
+                entries.append(_entry(sample, prober.score(sample)))
+                advance(_cost(sample))
+            write_json(parts / f"{name}.json", entries)
+
+
+def _cost(sample: Sample) -> float:
+    """Relative time of a sample: the tokens from its needle on, and an answer."""
+    return len(sample.ids) - sample.insert_at + 256
+
+
+def _entry(sample: Sample, score: Score) -> dict[str, Any]:
+    if not all(bool(torch.isfinite(table).all()) for table in (score.span, score.copies)):
+        raise NothingMeasuredError(f"needle {sample.needle}: attention is not finite; try --dtype float32")
+    entry = {
+        "needle": sample.needle,
+        "length": sample.length,
+        "depth": sample.depth,
+        "tokens": len(sample.ids),
+        "accepted": score.accepted,
+        "response": score.response,
+    }
+    if score.accepted:
+        entry |= {"span": _rounded(score.span), "copies": _rounded(score.copies)}
+    return entry
+
+
+def _rounded(table: torch.Tensor) -> list[list[float]]:
+    return [[float(f"{value:.6g}") for value in row] for row in table.tolist()]
+
+
+def _result(groups: list[list[dict[str, Any]]], credit: Credit, needles: int) -> dict[str, Any]:
+    entries = [entry for group in groups for entry in group]
+    accepted = [entry for entry in entries if entry["accepted"]]
+    by_length = {}
+    for length in sorted({entry["length"] for entry in entries}):
+        outcomes = [entry["accepted"] for entry in entries if entry["length"] == length]
+        by_length[str(length)] = {"accepted": sum(outcomes), "samples": len(outcomes)}
+    result: dict[str, Any] = {"samples": len(entries), "accepted": len(accepted), "accepted_by_length": by_length}
+    if accepted:
+        scores = _mean(accepted, credit)
+        result["ranking"] = rank(scores)
+        result["scores"] = [[float(f"{value:.6g}") for value in layer] for layer in scores]
+        result["stability"] = _stability(accepted, credit, needles)
+    return result
+
+
+def _stability(accepted: list[dict[str, Any]], credit: Credit, needles: int) -> dict[str, Any] | None:
+    """Agreement of the rankings from even and from odd needles; None if either half retrieved nothing."""
+    halves = [[entry for entry in accepted if entry["needle"] % 2 == parity] for parity in (0, 1)]
+    if needles < 2 or not all(halves):
+        return None
+    found = agreement(_mean(halves[0], credit), _mean(halves[1], credit))
+    return {"top4_overlap": round(found.top, 4), "kendall_tau": round(found.kendall, 4)}
+
+
+def _mean(entries: list[dict[str, Any]], credit: Credit) -> Array:
+    tables: Array = np.asarray([entry[credit] for entry in entries], dtype=np.float64)
+    return np.asarray(tables.mean(axis=0))
+
+
+def _stop_ids(pair: Pair) -> set[int]:
+    from dustin_runtime.models.tokenizer import stop_ids
+
+    return stop_ids(pair.tokenizer, pair.target_source.generation_config())
+
+
+def summarise(path: Path) -> None:
+    """Say what was found, and whether to trust it."""
+    data = read_json(path)
+    stable = data["stability"]
+    trust = "too few accepted needles to judge stability"
+    if stable:
+        overlap, tau = stable["top4_overlap"], stable["kendall_tau"]
+        trust = f"halves of the needles agree on {overlap:.0%} of the top four (Kendall tau {tau:.2f})"
+    say(f"{data['side']}: {data['accepted']} of {data['samples']} needles accepted; {trust}")

@@ -1,0 +1,111 @@
+"""What may be claimed from a sample of documents. Windows of one document resemble each other, so documents are the
+unit of every split, mean and interval (clustered errors, arXiv 2411.00640)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from dustin_runtime.errors import NothingMeasuredError
+from dustin_runtime.files import digest_text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_BOOTSTRAP_DOCUMENTS = 16
+"""Fewest documents to resample; below that a percentile bootstrap is too narrow and the t interval holds better."""
+_RESAMPLES = 10_000
+_SPLIT_SOURCES = 4
+"""Fewest distinct sources to split by source rather than by document."""
+_DECIMALS = 12
+"""Differences of ARR below this are rounding."""
+
+
+class Interval(NamedTuple):
+    """A mean over documents and how far it may be off."""
+
+    mean: float
+    low: float | None
+    """None if one document alone was measured."""
+    high: float | None
+    method: Literal["bootstrap", "t", "none"]
+    documents: int
+
+
+def interval(values: npt.ArrayLike, seed: int, level: float = 0.95) -> Interval:
+    """Mean of one value per document, with a two-sided interval for the mean over documents of this kind.
+
+    Percentile bootstrap over 16 documents or more, Student's t below, none for a single one. The interval of the
+    elementwise difference of two policies on the same documents is the paired one.
+
+    Args:
+        values: [documents].
+        seed: of the bootstrap.
+        level: coverage, such as 0.95.
+
+    Raises:
+        NothingMeasuredError: there is no value, or one is not finite.
+    """
+    from scipy.special import stdtrit
+
+    sample = np.asarray(values, dtype=np.float64)
+    count = len(sample)
+    if not count or not np.isfinite(sample).all():
+        raise NothingMeasuredError(f"{count} documents, not all with a finite value: no interval can be given")
+    mean = float(sample.mean())
+    if count == 1:
+        return Interval(mean, None, None, "none", 1)
+    tail = (1 - level) / 2
+    if count < _BOOTSTRAP_DOCUMENTS:
+        reach = float(stdtrit(count - 1, 1 - tail) * sample.std(ddof=1) / np.sqrt(count))
+        return Interval(mean, mean - reach, mean + reach, "t", count)
+    drawn = np.random.default_rng(seed).integers(0, count, (_RESAMPLES, count))
+    low, high = np.quantile(sample[drawn].mean(1), (tail, 1 - tail))
+    return Interval(mean, float(low), float(high), "bootstrap", count)
+
+
+def m_interval(per_document_curve: npt.ArrayLike) -> tuple[int, int]:
+    """The m that the data cannot tell from the best one: the curve is flat there, and the best m alone misleads.
+
+    Returns:
+        First and last m of the contiguous run around the best in which the mean difference to the best, paired by
+        document, is within one standard error of that difference. One document has no standard error and excludes
+        nothing: the whole range.
+
+    Args:
+        per_document_curve: [documents, m] ARR at m = 0, 1, ...
+    """
+    curve: npt.NDArray[np.float64] = np.asarray(per_document_curve, dtype=np.float64)
+    documents, length = curve.shape
+    if documents < 2:
+        return 0, length - 1
+    best = int(curve.mean(0).round(_DECIMALS).argmax())
+    lost = curve[:, best : best + 1] - curve
+    error = lost.std(0, ddof=1) / np.sqrt(documents)
+    outside = np.flatnonzero(lost.mean(0).round(_DECIMALS) > error)
+    low = outside[outside < best].max(initial=-1) + 1
+    high = outside[outside > best].min(initial=length) - 1
+    return int(low), int(high)
+
+
+def split(ids: Sequence[str], sources: Sequence[str], held_out: float = 0.3) -> set[str]:
+    """Ids of the documents to report on: nothing is chosen on them.
+
+    The hash of a document's id decides, or of its source if there are four or more of those, so that segments of one
+    book do not lie on both sides. The order of the documents does not matter.
+
+    Args:
+        ids: one per document, distinct.
+        sources: where each document was taken from.
+        held_out: share of the hashed names held out, rounded; at least one of them is held out and at least one left.
+
+    Returns:
+        The held-out ids; empty for a single document.
+    """
+    names = sources if len(set(sources)) >= _SPLIT_SOURCES else ids
+    ordered = sorted(set(names), key=digest_text)
+    count = min(max(round(held_out * len(ordered)), 1), len(ordered) - 1)
+    held = set(ordered[:count])
+    return {document for document, name in zip(ids, names, strict=True) if name in held}

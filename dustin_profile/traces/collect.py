@@ -1,0 +1,221 @@
+"""Collecting traces: the target's own trajectory, then one observed, teacher-forced pass of each model over it.
+
+Attention rows are computed for the queries and heads that a window needs, one layer at a time, and summed at once:
+memory grows linearly with the context, and full attention tensors never exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dustin_profile.choices import Lookahead
+from dustin_profile.traces.windows import Windows
+from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.attention.scoring import attention_rows
+from dustin_runtime.cache import KVCache
+from dustin_runtime.errors import NothingMeasuredError
+from dustin_runtime.models.decoder import Attention, Decoder
+from dustin_runtime.prefill import greedy, prefill
+
+Heads = Mapping[int, Sequence[int]]
+"""Chosen query heads by layer."""
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """How windows are laid over a continuation.
+
+    Attributes:
+        continuation: tokens that the target generates after the prompt, at most.
+        windows: verification windows per document, at most.
+        depth: draft queries of a window (Gamma).
+        width: target queries of a window (the paper's w; Gamma, or Gamma + 1 to count the target's own token).
+        lookahead: whether the draft reads the trajectory's tokens or its own greedy proposals.
+    """
+
+    continuation: int
+    windows: int
+    depth: int
+    width: int
+    lookahead: Lookahead = "trajectory"
+
+
+class Collector:
+    """Traces documents with one pair of models.
+
+    Args:
+        history: heads of every target layer whose rows are stored, summed within the layer.
+        evaluation: heads whose mean row is the truth.
+        lookahead: heads of every draft layer.
+        capacity: positions of the longest prompt with its continuation.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        draft: Decoder,
+        *,
+        history: Heads,
+        evaluation: Heads,
+        lookahead: Heads,
+        settings: TraceSettings,
+        shared_vocab: int,
+        stop_ids: frozenset[int],
+        capacity: int,
+    ) -> None:
+        self.target, self.draft = target, draft
+        self.history, self.evaluation, self.lookahead = history, evaluation, lookahead
+        self.settings = settings
+        self.shared_vocab = shared_vocab
+        self.stop_ids = stop_ids
+        # A window's proposals may reach beyond the trajectory.
+        self.target_cache = target.cache(1, capacity + settings.depth)
+        self.draft_cache = draft.cache(1, capacity + settings.depth)
+
+    @torch.inference_mode()
+    def trace(self, document: str, prompt: Sequence[int], answer: Sequence[int] | None = None) -> Windows:
+        """Trace one document.
+
+        Args:
+            answer: the continuation to force, instead of the target's own.
+
+        Raises:
+            NothingMeasuredError: the continuation is shorter than one window.
+        """
+        length = len(prompt)
+        last = prefill(self.target, self.target_cache, prompt)
+        if answer is None:
+            first = int(self.target.logits(last)[: self.shared_vocab].argmax())
+            count = self.settings.continuation
+            answer = greedy(self.target, self.target_cache, first, length, count, self._ended, self.shared_vocab)
+        answer = list(answer)[: self.settings.continuation]
+        prefixes = place_windows(length, len(answer), self.settings)
+        if not prefixes:
+            need = max(self.settings.depth, self.settings.width)
+            raise NothingMeasuredError(f"{document}: the continuation has {len(answer)} tokens, a window needs {need}")
+        # The pass starts at the last prompt token: its query is the history of the first window.
+        forced = [prompt[-1], *answer]
+        truth, history = self._target_rows(forced, length - 1, prefixes)
+        prefill(self.draft, self.draft_cache, prompt[:-1])
+        rows = self._proposal_rows if self.settings.lookahead == "proposals" else self._trajectory_rows
+        lookahead = rows(forced, length - 1, prefixes)
+        columns = torch.arange(max(prefixes), device=truth.device)
+        inside = columns < torch.tensor(prefixes, device=truth.device).unsqueeze(1)
+        kept = truth[:, : max(prefixes)] * inside
+        return Windows(
+            document=document,
+            prefix=torch.tensor(prefixes),
+            truth=kept.cpu(),
+            tail=(truth.double().sum(1) - kept.double().sum(1)).float().cpu(),
+            history=(history[:, :, : max(prefixes)] * inside).half().cpu(),
+            lookahead=(lookahead[:, :, : max(prefixes)] * inside).half().cpu(),
+        )
+
+    def _ended(self, tokens: list[int]) -> bool:
+        return tokens[-1] in self.stop_ids
+
+    def _target_rows(self, forced: list[int], start: int, prefixes: list[int]) -> tuple[Tensor, Tensor]:
+        """Truth [W, extent] and history [layers, W, extent], fp32, of one pass over the trajectory."""
+        width, count = self.settings.width, len(prefixes)
+        extent = start + len(forced)
+        first = torch.tensor(prefixes, device=self.target.device)
+        before = (first - 1).unsqueeze(1)
+        during = first.unsqueeze(1) + torch.arange(width, device=self.target.device)
+        truth = torch.zeros(count, extent, device=self.target.device)
+        history = torch.zeros(self.target.shape.layers, count, extent, device=self.target.device)
+        group = self.target.shape.group
+
+        def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
+            if layer in self.history:
+                window_rows(history[layer], q, k, self.history[layer], group, before, start)
+            if layer in self.evaluation:
+                window_rows(truth, q, k, self.evaluation[layer], group, during, start)
+            return dense_attention(layer, q, k, v, begin)
+
+        self._forward(self.target, self.target_cache, forced, start, observe)
+        return truth / (width * sum(len(heads) for heads in self.evaluation.values())), history
+
+    def _trajectory_rows(self, forced: list[int], start: int, prefixes: list[int]) -> Tensor:
+        """Lookahead [layers, W, extent] fp32: the draft reads the trajectory."""
+        extent = start + len(forced)
+        positions = torch.tensor(prefixes, device=self.draft.device).unsqueeze(1)
+        positions = positions + torch.arange(self.settings.depth, device=self.draft.device)
+        result = torch.zeros(self.draft.shape.layers, len(prefixes), extent, device=self.draft.device)
+
+        def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
+            if layer in self.lookahead:
+                window_rows(result[layer], q, k, self.lookahead[layer], self.draft.shape.group, positions, start)
+            return dense_attention(layer, q, k, v, begin)
+
+        self._forward(self.draft, self.draft_cache, forced, start, observe)
+        return result
+
+    def _proposal_rows(self, forced: list[int], start: int, prefixes: list[int]) -> Tensor:
+        """Lookahead [layers, W, extent] fp32: at every window the draft reads its own greedy proposals."""
+        extent = start + len(forced)
+        result = torch.zeros(self.draft.shape.layers, len(prefixes), extent, device=self.draft.device)
+        done = start
+        for window, prefix in enumerate(prefixes):
+            if prefix > done:  # what the window before proposed is overwritten by the trajectory
+                self._forward(
+                    self.draft, self.draft_cache, forced[done - start : prefix - start], done, dense_attention
+                )
+            done = prefix
+            token = forced[prefix - start]
+            for turn in range(self.settings.depth):
+                at = prefix + turn
+
+                def observe(
+                    layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor, window: int = window, at: int = at
+                ) -> Tensor:
+                    if layer in self.lookahead:
+                        row = result[layer, window : window + 1]
+                        position = torch.tensor([[at]], device=q.device)
+                        window_rows(row, q, k[:, :extent], self.lookahead[layer], self.draft.shape.group, position, at)
+                    return dense_attention(layer, q, k, v, begin)
+
+                hidden = self._forward(self.draft, self.draft_cache, [token], at, observe)
+                token = int(self.draft.logits(hidden[0, -1])[: self.shared_vocab].argmax())
+        return result
+
+    @staticmethod
+    def _forward(model: Decoder, cache: KVCache, ids: list[int], start: int, attend: Attention) -> Tensor:
+        tokens = torch.tensor([ids], device=model.device)
+        position = torch.tensor([start], device=model.device)
+        return model.forward(tokens, position, cache, attend, extent=start + len(ids))
+
+
+def place_windows(prompt: int, continuation: int, settings: TraceSettings) -> list[int]:
+    """Where windows begin: evenly spaced pending tokens, the first right after the prompt.
+
+    Returns:
+        Distinct ascending prefix lengths, fewer than asked where the continuation is short.
+    """
+    room = continuation - max(settings.depth, settings.width)
+    if room < 0:
+        return []
+    count = min(settings.windows, room + 1)
+    if count == 1:
+        return [prompt]
+    return [prompt + round(index * room / (count - 1)) for index in range(count)]
+
+
+def window_rows(
+    total: Tensor, q: Tensor, k: Tensor, heads: Sequence[int], group: int, positions: Tensor, start: int
+) -> None:
+    """Add to `total` the attention rows of every window's queries, summed over its queries and heads.
+
+    Args:
+        total: [W, extent] fp32.
+        q: [1, tokens, query_heads, head_size] of tokens at start, start + 1, ...; k: [1, extent, kv_heads, head_size].
+        positions: [W, queries] int64 absolute positions.
+    """
+    windows, queries = positions.shape
+    flat = positions.reshape(1, -1)
+    chosen = q[:, (flat[0] - start)][:, :, list(heads)]
+    for _, rows in attention_rows(chosen, k, heads, group, flat):
+        total[:, : k.shape[1]] += rows[0].sum(dim=1).view(windows, queries, -1).sum(dim=1)

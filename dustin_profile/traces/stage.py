@@ -1,0 +1,117 @@
+"""The stage that collects traces, resumable per document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dustin_profile.data import Calibration, load_documents, segments
+from dustin_profile.progress import progress, say
+from dustin_profile.settings import DataSettings
+from dustin_profile.traces.collect import Collector, Heads, TraceSettings
+from dustin_profile.traces.store import TraceStore
+from dustin_runtime.cache import check_context
+from dustin_runtime.errors import NothingMeasuredError
+from dustin_runtime.loading import Pair
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.tokenizer import stop_ids
+
+
+def calibration(pair: Pair, settings: DataSettings, offline: bool) -> Calibration:
+    """Read the documents and cut the prompts.
+
+    Raises:
+        CapacityError: context and continuation exceed a model's range.
+        MissingError: the data is absent, damaged, or shorter than the context.
+    """
+    for shape in (pair.target_shape, pair.draft_shape):
+        check_context(shape, settings.context + settings.continuation, "--context with --continuation")
+    documents = load_documents(settings.data, offline=offline)
+    found = segments(
+        documents, pair.tokenizer, context=settings.context, count=settings.documents, template=settings.template
+    )
+    have, asked = len(found.prompts), settings.documents
+    if have < asked:
+        say(f"{settings.data}: holds {have} prompts of {settings.context} tokens; {asked} were asked for")
+    return found
+
+
+def trace_inputs(
+    pair: Pair, settings: DataSettings, depth: int, prompts: Calibration, dtype: str, heads: dict[str, Heads]
+) -> dict[str, Any]:
+    """What traces are made from."""
+    return {
+        "models": pair.provenance() | {"rope": pair.rope.model_dump() if pair.rope else None},
+        "dtype": dtype,
+        "data": settings.data if settings.data.count("/") == 1 else Path(settings.data).name,
+        "data_sha256": prompts.sha256,
+        "documents": len(prompts.prompts),
+        "context": settings.context,
+        "continuation": settings.continuation,
+        "windows": settings.windows,
+        "depth": depth,
+        "width": settings.width or depth,
+        "lookahead": settings.lookahead,
+        "heads": {name: {str(layer): list(chosen) for layer, chosen in found.items()} for name, found in heads.items()},
+    }
+
+
+def evaluation_heads(pair: Pair, settings: DataSettings, target_heads: Heads) -> Heads:
+    """Heads whose mean attention is the truth."""
+    if settings.evaluation == "srh":
+        return target_heads
+    shape = pair.target_shape
+    return {layer: list(range(shape.query_heads)) for layer in range(shape.layers)}
+
+
+def collect_traces(
+    folder: Path,
+    pair: Pair,
+    target: Decoder,
+    draft: Decoder,
+    settings: DataSettings,
+    depth: int,
+    prompts: Calibration,
+    heads: dict[str, Heads],
+    overwrite: bool = False,
+) -> TraceStore:
+    """Trace every document that is not traced yet.
+
+    Args:
+        heads: `history` and `evaluation` of the target, `lookahead` of the draft.
+
+    Raises:
+        NothingMeasuredError: no document gave a window.
+        ConflictError: the folder holds traces made from other inputs.
+    """
+    dtype = str(target.dtype).removeprefix("torch.")
+    inputs = trace_inputs(pair, settings, depth, prompts, dtype, heads)
+    entries = [{"id": p.id, "source": p.source, "sha256": p.sha256} for p in prompts.prompts]
+    store = TraceStore.open(folder, inputs, entries, overwrite)
+    if pending := store.pending():
+        longest = max(len(prompts.prompts[index].ids) for index in pending)
+        collector = Collector(
+            target,
+            draft,
+            history=heads["history"],
+            evaluation=heads["evaluation"],
+            lookahead=heads["lookahead"],
+            settings=TraceSettings(
+                settings.continuation, settings.windows, depth, settings.width or depth, settings.lookahead
+            ),
+            shared_vocab=pair.shared_vocab,
+            stop_ids=frozenset(stop_ids(pair.tokenizer, pair.target_source.generation_config())),
+            capacity=longest + settings.continuation,
+        )
+        with progress("traces", len(pending)) as advance:
+            for index in pending:
+                prompt = prompts.prompts[index]
+                try:
+                    store.add(index, collector.trace(prompt.id, prompt.ids, prompt.answer_ids))
+                except NothingMeasuredError as error:
+                    store.skip(index, str(error))
+                    say(str(error))
+                advance(1)
+    if not len(store):
+        raise NothingMeasuredError(f"none of {len(entries)} documents gave a window: raise --continuation")
+    return store

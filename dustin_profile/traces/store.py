@@ -1,0 +1,109 @@
+"""Traces on disk: one safetensors shard per document, and a manifest that is written first and replaced atomically."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dustin_profile.rundir import open_stage
+from dustin_profile.traces.windows import Windows
+from dustin_runtime.errors import MissingError
+from dustin_runtime.files import read_json, write_json, write_with
+
+_TENSORS = ("prefix", "truth", "tail", "history", "lookahead")
+
+
+class TraceStore:
+    """The traces of a run, a sequence of documents read one at a time (implements `windows.Documents`).
+
+    A document is done once the manifest names its shard. A shard that the manifest does not name yet was cut off by a
+    crash and is collected again.
+    """
+
+    def __init__(self, folder: Path, documents: list[dict[str, Any]], chosen: Sequence[int] | None = None) -> None:
+        self.folder = folder
+        self.documents = documents
+        self.chosen = [i for i, entry in enumerate(documents) if entry["file"]] if chosen is None else list(chosen)
+
+    @classmethod
+    def open(
+        cls, folder: Path, inputs: dict[str, Any], documents: Iterable[dict[str, Any]], overwrite: bool = False
+    ) -> TraceStore:
+        """Begin or continue.
+
+        Args:
+            inputs: what the traces are made from.
+            documents: what identifies each, `id`, `source` and `sha256`, in order.
+
+        Raises:
+            ConflictError: the folder holds traces made from other inputs.
+        """
+        open_stage(folder, inputs, overwrite)
+        path = folder / "manifest.json"
+        if path.exists():
+            entries = read_json(path)["documents"]
+        else:
+            entries = [dict(entry, file=None, skipped=None, windows=0, bytes=0) for entry in documents]
+            write_json(path, {"kind": "dustin-traces", "documents": entries})
+        for entry in entries:
+            if entry["file"] and not _whole(folder / entry["file"], entry["bytes"]):
+                entry["file"] = None
+        return cls(folder, entries)
+
+    def pending(self) -> list[int]:
+        """Indices of documents that are neither traced nor skipped."""
+        return [i for i, entry in enumerate(self.documents) if entry["file"] is None and entry["skipped"] is None]
+
+    def add(self, index: int, windows: Windows) -> None:
+        """Store a document's traces.
+
+        Raises:
+            CapacityError: the disk is full; what is stored stays.
+        """
+        from safetensors.torch import save_file
+
+        name = f"{index:05d}.safetensors"
+        tensors = {key: getattr(windows, key).contiguous() for key in _TENSORS}
+        write_with(self.folder / name, lambda path: save_file(tensors, path, {"document": windows.document}))
+        size = (self.folder / name).stat().st_size
+        self._update(index, file=name, windows=len(windows.prefix), bytes=size)
+        self.chosen.append(index)
+
+    def skip(self, index: int, reason: str) -> None:
+        """Record that a document gave no window."""
+        self._update(index, skipped=reason)
+
+    def subset(self, ids: Iterable[str]) -> TraceStore:
+        """The traced documents among `ids`, in the order of the manifest."""
+        wanted = set(ids)
+        chosen = [i for i, entry in enumerate(self.documents) if entry["file"] and entry["id"] in wanted]
+        return TraceStore(self.folder, self.documents, chosen)
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """Manifest entries of the traced documents, in order."""
+        return [self.documents[index] for index in sorted(self.chosen)]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> Windows:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        entry = self.documents[sorted(self.chosen)[index]]
+        path = self.folder / entry["file"]
+        try:
+            tensors = load_file(path)
+            return Windows(document=entry["id"], **{key: tensors[key] for key in _TENSORS})
+        except (SafetensorError, OSError, KeyError) as error:
+            raise MissingError(f"{path}: damaged ({error}): delete it and run the command again") from error
+
+    def _update(self, index: int, **fields: Any) -> None:
+        self.documents[index].update(fields)
+        write_json(self.folder / "manifest.json", {"kind": "dustin-traces", "documents": self.documents})
+
+
+def _whole(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size

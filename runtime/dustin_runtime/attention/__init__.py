@@ -1,0 +1,1 @@
+"""Attention operations, one per file: dense, sparse (a list of kept positions), and scoring (rows of chosen heads)."""

@@ -1,0 +1,54 @@
+"""Causal attention of a few new tokens over chosen positions of the cache (arXiv 2606.24957, section 4.1)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class SparseAttention:
+    """Verification over a list of kept prefix positions plus the new tokens; implements `models.decoder.Attention`.
+
+    Keys keep their absolute RoPE positions: nothing is evicted or renumbered.
+
+    Args:
+        kept: [layers or 1, batch, kv_heads or 1, k] int64 prefix positions, -1 where a row keeps fewer than k. A size
+            of 1 means one list for all layers, or for all KV heads.
+    """
+
+    def __init__(self, kept: Tensor) -> None:
+        self.kept = kept
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        kept = self.kept[layer if self.kept.shape[0] > 1 else 0]
+        return sparse_attention(q, k, v, start, kept)
+
+
+def sparse_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor) -> Tensor:
+    """The plain reference: gather, then masked attention.
+
+    Args:
+        q: [batch, tokens, query_heads, head_size]; k, v: [batch, extent, kv_heads, head_size]; start: [batch].
+        kept: [batch, kv_heads or 1, k].
+
+    Returns:
+        [batch, tokens, query_heads, head_size].
+    """
+    batch, tokens, query_heads, head_size = q.shape
+    kv_heads = k.shape[2]
+    group = query_heads // kv_heads
+    order = torch.arange(tokens, device=q.device)
+    new = (start.unsqueeze(1) + order).unsqueeze(1).expand(-1, kept.shape[1], -1)
+    positions = torch.cat((kept, new), dim=2).expand(-1, kv_heads, -1)  # [batch, kv_heads, k + tokens]
+    index = positions.clamp(min=0).unsqueeze(3).expand(-1, -1, -1, head_size)
+    gathered_k, gathered_v = (x.transpose(1, 2).gather(2, index) for x in (k, v))
+    prefix_visible = (kept >= 0).unsqueeze(2).expand(-1, -1, tokens, -1)
+    new_visible = (order <= order.unsqueeze(1)).expand(batch, kept.shape[1], -1, -1)
+    visible = torch.cat((prefix_visible, new_visible), dim=3)  # [batch, kv_heads or 1, tokens, k + tokens]
+    packed = q.view(batch, tokens, kv_heads, group, head_size).permute(0, 2, 3, 1, 4)
+    out = F.scaled_dot_product_attention(
+        packed.reshape(batch, kv_heads, -1, head_size), gathered_k, gathered_v, attn_mask=visible.repeat(1, 1, group, 1)
+    )
+    out = out.view(batch, kv_heads, group, tokens, head_size)
+    return out.permute(0, 3, 1, 2, 4).reshape(q.shape)

@@ -1,0 +1,41 @@
+"""`dustin-run`: the commands and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dustin_runtime import __version__
+from dustin_runtime.cli.generate import generate
+from dustin_runtime.cli.support import EXIT_CODES, run_app
+
+app = typer.Typer(
+    help="Serve an emitted configuration: speculative decoding with sparse verification.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Shared options."""
+
+
+app.command("generate")(generate)
+
+
+def main() -> None:
+    """Console script."""
+    run_app(app)

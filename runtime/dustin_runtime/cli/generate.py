@@ -1,0 +1,243 @@
+"""`dustin-run generate`: text from prompts, with the figures of the method that made it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dustin_runtime.errors import UsageError
+from dustin_runtime.recipe_files import complete_pair
+
+if TYPE_CHECKING:
+    from dustin_runtime.config import DustinConfig
+    from dustin_runtime.engine import Generation, Statistics
+    from dustin_runtime.loading import Pair
+    from dustin_runtime.models.decoder import Decoder
+
+
+def _methods() -> list[str]:
+    return ["vanilla", "sd", "dustin", "dustin-t", "dustin-d", "streaming"]
+
+
+def generate(
+    prompt: Annotated[list[str] | None, typer.Argument(help="Prompts as text.", show_default=False)] = None,
+    file: Annotated[list[Path] | None, typer.Option(help="A text file that is one prompt; repeat for several.")] = None,
+    jsonl: Annotated[Path | None, typer.Option(help="One prompt per row.")] = None,
+    field: Annotated[str, typer.Option(help="The row's field that holds the prompt.")] = "prompt",
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Keep only the first N tokens of prompts.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Render prompts with the chat template.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Emitted YAML or run directory.", rich_help_panel="Method")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="vanilla, sd, dustin, dustin-t, dustin-d or streaming. Default: dustin with --config, else sd.",
+            autocompletion=_methods,
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(help="Run this method too and report agreement.", rich_help_panel="Method")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Draft tokens per step.", rich_help_panel="Method")
+    ] = None,
+    budget: Annotated[int | None, typer.Option(help="Replace the config's k.", rich_help_panel="Method")] = None,
+    m: Annotated[int | None, typer.Option(help="Replace the config's m.", rich_help_panel="Method")] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(help="A known pair.", autocompletion=complete_pair, rich_help_panel="Models"),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Hub id[@revision], folder or .gguf file.", rich_help_panel="Models")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="The same, or self:N.", rich_help_panel="Models")] = None,
+    rope: Annotated[
+        str | None, typer.Option(help="default, linear:FACTOR or yarn:FACTOR.", rich_help_panel="Models")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel="Models")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", rich_help_panel="Models")
+    ] = "auto",
+    offline: Annotated[bool, typer.Option("--offline", help="Use only local files.", rich_help_panel="Models")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 128,
+    stop: Annotated[list[str] | None, typer.Option(help="End a row at this text; repeat for several.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate on after end-of-text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Generate text greedily for a batch of prompts."""
+    if offline:
+        from dustin_runtime.cli.support import go_offline
+
+        go_offline()
+    from dustin_runtime.config import load_config
+    from dustin_runtime.loading import open_pair, pick_device, pick_dtype
+    from dustin_runtime.models.tokenizer import stop_ids
+    from dustin_runtime.policies import make_policy
+    from dustin_runtime.prompts import encode, gather_prompts
+
+    texts = gather_prompts(prompt or [], file or [], jsonl, field)
+    served = load_config(config) if config else None
+    served = _adjusted(served, budget, m)
+    names = [method or ("dustin" if served else "sd"), *([compare] if compare else [])]
+    policies = [make_policy(name, served.selection if served else None) for name in names]
+    sources, recipe_depth = _sources(served, pair, target, draft)
+    kind = pick_device(device)
+    opened = open_pair(*sources, rope=rope, offline=offline)
+    if served:
+        opened = _checked(opened, served, rope)
+    ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
+    model = opened.load_target(pick_dtype(dtype, kind), kind)
+    drafter = opened.load_draft(model) if any(policy.drafts for policy in policies) else None
+    ends = (
+        frozenset() if ignore_eos else frozenset(stop_ids(opened.tokenizer, opened.target_source.generation_config()))
+    )
+    gamma = depth or (served.depth if served else recipe_depth)
+    runs = []
+    for policy in policies:
+        shown = not as_json and policy is policies[0]
+        runs.append(_run(opened, model, drafter, policy, gamma, ids, max_new_tokens, ends, stop or [], shown))
+    _report(names, runs, as_json, served)
+
+
+def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) -> DustinConfig | None:
+    """The config with another budget or split, checked like one that was emitted."""
+    changes = {name: value for name, value in (("budget", budget), ("m", m)) if value is not None}
+    if not changes:
+        return served
+    if served is None:
+        raise UsageError("--budget and --m change a config; give one with --config")
+    from pydantic import ValidationError
+
+    from dustin_runtime.config import Selection
+    from dustin_runtime.validation import one_line
+
+    try:
+        selection = Selection.model_validate(served.selection.model_dump() | changes)
+    except ValidationError as error:
+        raise UsageError(f"--{'budget' if budget is not None else 'm'}: {one_line(error)}") from None
+    return served.model_copy(update={"selection": selection})
+
+
+def _sources(
+    served: DustinConfig | None, pair: str | None, target: str | None, draft: str | None
+) -> tuple[tuple[str, str], int]:
+    """Where to find target and draft, and the recipe's depth."""
+    if pair:
+        if target or draft:
+            raise UsageError("give --pair, or --target and --draft, not both")
+        from dustin_runtime.pairs import find_pair
+
+        recipe = find_pair(pair)
+        return (recipe.target_id, recipe.draft_id), recipe.depth
+    if served:
+        return (target or served.pair.target.id, draft or served.pair.draft.id), served.depth
+    if not (target and draft):
+        raise UsageError("which models? give --config, --pair, or both --target and --draft")
+    return (target, draft), 4
+
+
+def _checked(opened: Pair, served: DustinConfig, rope: str | None) -> Pair:
+    if rope and opened.rope != served.rope:
+        raise UsageError(f"--rope {rope}: the config was searched with {served.rope or 'the models own scaling'}")
+    opened = opened.with_rope(served.rope)
+    served.require(
+        (opened.target_id, opened.target_shape), (opened.draft_id, opened.draft_shape), opened.tokenizer_hash
+    )
+    return opened
+
+
+def _run(
+    opened: Pair,
+    model: Decoder,
+    drafter: Decoder | None,
+    policy: Any,
+    depth: int,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    ends: frozenset[int],
+    stop: list[str],
+    shown: bool,
+) -> tuple[list[Generation], Statistics, list[str]]:
+    """Generate with one method; streams to stdout if `shown` (row by row when there are several)."""
+    from dustin_runtime.engine import Engine
+    from dustin_runtime.step import Stepper
+    from dustin_runtime.streaming_text import TextStream
+
+    single = shown and len(prompts) == 1
+
+    def write(row: int, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    stream = TextStream(opened.tokenizer, len(prompts), stop, write if single else None)
+    stepper = Stepper(model, drafter, policy, policy.selection, depth, opened.shared_vocab)
+    generations, statistics = Engine(stepper, ends).generate(prompts, max_new_tokens, on_tokens=stream.feed)
+    texts = [stream.finish(row) for row in range(len(prompts))]
+    if shown and not single:
+        for row, text in enumerate(texts):
+            print(f"[{row}] {text}")
+    elif single:
+        print()
+    return generations, statistics, texts
+
+
+def _report(
+    names: list[str],
+    runs: list[tuple[list[Generation], Statistics, list[str]]],
+    as_json: bool,
+    served: DustinConfig | None,
+) -> None:
+    generations, statistics, texts = runs[0]
+    document: dict[str, Any] = {
+        "kind": "dustin-generation",
+        "method": names[0],
+        "rows": [
+            {"text": text, "tokens": g.tokens, "finished": g.finished, "prompt_tokens": len(g.prompt)}
+            for text, g in zip(texts, generations, strict=True)
+        ],
+        "statistics": statistics.as_dict(),
+    }
+    if served and names[0] not in ("vanilla", "sd"):
+        document["budget"] = served.selection.budget
+    if len(runs) > 1:
+        other, other_statistics, _ = runs[1]
+        document["compare"] = {"method": names[1], "statistics": other_statistics.as_dict()}
+        document["compare"] |= agreement([g.tokens for g in generations], [g.tokens for g in other])
+    if as_json:
+        print(json.dumps(document))
+        return
+    for name, (_, figures, _) in zip(names, runs, strict=True):
+        accepted = " ".join(f"{share:.2f}" for share in figures.acceptance)
+        say = f"{name}: {figures.tokens_per_second:.1f} tokens/s, tau {figures.tau:.2f}, "
+        say += f"accepted per position {accepted}, " if accepted else ""
+        say += f"{figures.kept:.0f} prefix tokens read per step"
+        print(say, file=sys.stderr)
+    if compared := document.get("compare"):
+        print(
+            f"agreement with {compared['method']}: {compared['equal_rows']} of {compared['rows']} rows equal, "
+            f"{compared['common_prefix']:.1%} of tokens before the first difference, "
+            f"{compared['equal_tokens']:.1%} of tokens equal",
+            file=sys.stderr,
+        )
+
+
+def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict[str, float]:
+    """How far two methods' texts agree, over all tokens of the longer text of each row."""
+    common = equal = total = 0
+    for left, right in zip(ours, theirs, strict=True):
+        same = [a == b for a, b in zip(left, right, strict=False)]
+        common += same.index(False) if False in same else len(same)
+        equal += sum(same)
+        total += max(len(left), len(right))
+    return {
+        "rows": len(ours),
+        "equal_rows": sum(a == b for a, b in zip(ours, theirs, strict=True)),
+        "common_prefix": common / total,
+        "equal_tokens": equal / total,
+    }

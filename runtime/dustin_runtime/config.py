@@ -1,0 +1,179 @@
+"""The YAML that the profiler emits and the runtime serves.
+
+The functional block is what the runtime reads. `evidence` and `provenance` say how good it is and where it came from;
+the runtime never reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dustin_runtime.errors import ConfigError
+from dustin_runtime.files import write_text
+from dustin_runtime.models.shape import Family, ModelShape, RopeScaling
+from dustin_runtime.validation import dump_yaml, one_line, read_yaml
+
+SCHEMA_VERSION = 1
+
+# One function per step: MIGRATIONS[n] turns the mapping of schema version n into that of n + 1.
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelIdentity(_Strict):
+    """What must agree between a config and a loaded model."""
+
+    id: str
+    family: Family
+    layers: int = Field(ge=1)
+    query_heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_size: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+
+    @classmethod
+    def of(cls, name: str, shape: ModelShape) -> ModelIdentity:
+        return cls(id=name, **{field: getattr(shape, field) for field in list(cls.model_fields)[1:]})
+
+
+class PairIdentity(_Strict):
+    """The two models a configuration was searched for."""
+
+    target: ModelIdentity
+    draft: ModelIdentity
+    tokenizer: str = Field(description="hash of the shared tokenizer")
+    shared_vocab: int = Field(ge=1, description="ids below this are in both tokenizers; no other id is ever proposed")
+
+
+class LayerHeads(_Strict):
+    """Query heads of one layer that are asked for their attention."""
+
+    layer: int = Field(ge=0)
+    heads: tuple[int, ...] = Field(min_length=1)
+
+
+class Selection(_Strict):
+    """Which tokens verification reads (arXiv 2606.24957, Eq. 6)."""
+
+    budget: int = Field(ge=1, description="k: prefix tokens that verification reads")
+    sink: int = Field(ge=0, description="first tokens, always kept, counted in budget")
+    window: int = Field(ge=0, description="last prefix tokens, always kept, counted in budget")
+    m: int = Field(ge=0, description="how many of the budget the draft's lookahead chooses")
+    history: LayerHeads = Field(description="target layer and heads asked about the last processed token")
+    lookahead: tuple[LayerHeads, ...] = Field(description="draft layers and heads asked about the drafted tokens")
+
+    @model_validator(mode="after")
+    def _within_budget(self) -> Selection:
+        free = self.budget - self.sink - self.window
+        if free <= 0:
+            raise ValueError(
+                f"budget {self.budget} must exceed sink + window = {self.sink + self.window}: raise budget"
+            )
+        if self.m > free:
+            raise ValueError(f"m {self.m} must lie in 0..{free}, the budget less sink and window")
+        if self.m and not self.lookahead:
+            raise ValueError(f"m is {self.m} but lookahead names no draft layer")
+        return self
+
+
+class DustinConfig(_Strict):
+    """An emitted configuration."""
+
+    schema_version: int = SCHEMA_VERSION
+    pair: PairIdentity
+    depth: int = Field(ge=1, le=64, description="draft tokens per step (Gamma)")
+    selection: Selection
+    draft_cache: Literal["full"] = "full"
+    rope: RopeScaling | None = Field(default=None, description="RoPE scaling that replaces both models' own")
+    evidence: dict[str, Any] = {}
+    provenance: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _heads_exist(self) -> DustinConfig:
+        for side, model, chosen in (
+            ("history", self.pair.target, (self.selection.history,)),
+            ("lookahead", self.pair.draft, self.selection.lookahead),
+        ):
+            for entry in chosen:
+                if entry.layer >= model.layers:
+                    raise ValueError(
+                        f"selection.{side}.layer {entry.layer}: {model.id} has layers 0..{model.layers - 1}"
+                    )
+                if wrong := [head for head in entry.heads if not 0 <= head < model.query_heads]:
+                    raise ValueError(
+                        f"selection.{side}.heads {wrong[0]}: {model.id} has query heads 0..{model.query_heads - 1}"
+                    )
+                if len(set(entry.heads)) < len(entry.heads):
+                    raise ValueError(f"selection.{side}.heads of layer {entry.layer} repeat a head")
+            if len({entry.layer for entry in chosen}) < len(chosen):
+                raise ValueError(f"selection.{side} repeats a layer")
+        return self
+
+    def require(self, target: tuple[str, ModelShape], draft: tuple[str, ModelShape], tokenizer: str) -> None:
+        """Refuse to be used with models it was not made for.
+
+        Ids may differ (a local copy has another name); what decides is the shape and the tokenizer.
+
+        Raises:
+            ConfigError: names the first field that differs.
+        """
+        for side, (name, shape) in (("target", target), ("draft", draft)):
+            wanted: ModelIdentity = getattr(self.pair, side)
+            found = ModelIdentity.of(name, shape)
+            for field in list(ModelIdentity.model_fields)[1:]:
+                if (want := getattr(wanted, field)) != (have := getattr(found, field)):
+                    raise ConfigError(
+                        f"pair.{side}.{field}: the config was made for {wanted.id} with {want}, {name} has {have};"
+                        " load the pair it was made for, or run dustin-profile search for this one"
+                    )
+        if tokenizer != self.pair.tokenizer:
+            raise ConfigError("pair.tokenizer: the loaded tokenizer is not the one that the config was made with")
+
+
+class _Versioned(BaseModel):
+    """Only the version, read first so that a newer file is refused by its version, not by its unknown keys."""
+
+    model_config = ConfigDict(extra="allow")
+    schema_version: int
+
+
+def load_config(path: Path) -> DustinConfig:
+    """Read an emitted YAML.
+
+    Raises:
+        MissingError: absent or unreadable.
+        ConfigError: names line and key of the first fault; a newer schema is refused by its version.
+    """
+    if path.is_dir():
+        path = path / "config.yaml"
+    versioned = read_yaml(path, _Versioned)
+    version = versioned.schema_version
+    if version > SCHEMA_VERSION or version < min(MIGRATIONS, default=SCHEMA_VERSION):
+        raise ConfigError(
+            f"{path}: schema_version {version} is not readable here (this is {SCHEMA_VERSION}): "
+            + ("upgrade dustin" if version > SCHEMA_VERSION else "search again")
+        )
+    if version == SCHEMA_VERSION:
+        return read_yaml(path, DustinConfig)
+    data = versioned.model_dump()
+    while data["schema_version"] < SCHEMA_VERSION:
+        data = MIGRATIONS[data["schema_version"]](data)
+    try:
+        return DustinConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {one_line(error)}") from None
+
+
+def save_config(config: DustinConfig, path: Path) -> None:
+    """Write a config atomically, in the order of the schema."""
+    write_text(
+        path,
+        dump_yaml(config.model_dump(mode="json"), "# Emitted by dustin-profile search; serve it with dustin-run.\n"),
+    )

@@ -1,0 +1,55 @@
+"""What can go wrong, each with the exit code that the command line answers with.
+
+Every message is one line that names the field or file and the remedy. Codes are part of the interface: CI scripts
+branch on them, so an existing one never changes its meaning.
+"""
+
+from __future__ import annotations
+
+
+class DustinError(Exception):
+    """Base of every error a user can cause or mend. `exit_code` 1 is left to bugs."""
+
+    exit_code = 1
+
+
+class UsageError(DustinError):
+    """A flag or a combination of flags makes no sense."""
+
+    exit_code = 2
+
+
+class RegressionError(DustinError):
+    """`check` found a score below its baseline."""
+
+    exit_code = 3
+
+
+class ConflictError(DustinError):
+    """The run directory, or the baseline, was made from other inputs."""
+
+    exit_code = 4
+
+
+class CapacityError(DustinError):
+    """Memory, disk or the model's context range does not suffice."""
+
+    exit_code = 5
+
+
+class MissingError(DustinError):
+    """A model, file or data set is absent, unreadable or damaged."""
+
+    exit_code = 6
+
+
+class ConfigError(DustinError):
+    """A configuration or recipe is invalid, or belongs to another pair of models."""
+
+    exit_code = 7
+
+
+class NothingMeasuredError(DustinError):
+    """The run ended without a usable sample: no accepted needle, no window, non-finite scores."""
+
+    exit_code = 8

@@ -1,0 +1,193 @@
+"""A pair of models: found, checked against each other, then loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dustin_runtime.config import ModelIdentity, PairIdentity
+from dustin_runtime.errors import CapacityError, ConfigError, UsageError
+from dustin_runtime.models.shape import ModelShape, RopeScaling
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+    from dustin_runtime.models.decoder import Decoder
+    from dustin_runtime.models.source import Source
+
+SELF = "self:"
+"""A draft called `self:N` is the target's first N layers with the target's own norm and head."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and its draft, tokenizers checked, weights not loaded yet.
+
+    Attributes:
+        draft_source: None for a draft made of the target's first layers.
+        shared_vocab: ids below it are in both tokenizers; no other id is proposed, sampled or compared.
+    """
+
+    target_source: Source
+    draft_source: Source | None
+    target_shape: ModelShape
+    draft_shape: ModelShape
+    draft_id: str
+    tokenizer: PreTrainedTokenizerFast
+    tokenizer_hash: str
+    shared_vocab: int
+    rope: RopeScaling | None
+
+    @property
+    def target_id(self) -> str:
+        return self.target_source.id
+
+    def identity(self) -> PairIdentity:
+        """What an emitted config records of the pair."""
+        return PairIdentity(
+            target=ModelIdentity.of(self.target_id, self.target_shape),
+            draft=ModelIdentity.of(self.draft_id, self.draft_shape),
+            tokenizer=self.tokenizer_hash,
+            shared_vocab=self.shared_vocab,
+        )
+
+    def provenance(self) -> dict[str, Any]:
+        """Where both models came from: ids, resolved revisions, content hashes."""
+        return {
+            side: {"id": name, "revision": source.revision, "sha256": source.content_hash()}
+            if source
+            else {"id": name, "revision": None, "sha256": None}
+            for side, name, source in (
+                ("target", self.target_id, self.target_source),
+                ("draft", self.draft_id, self.draft_source),
+            )
+        }
+
+    def with_rope(self, rope: RopeScaling | None) -> Pair:
+        """The same pair under another RoPE scaling; None leaves it."""
+        if rope is None:
+            return self
+        target, draft = self.target_shape.with_rope(rope), self.draft_shape.with_rope(rope)
+        return replace(self, target_shape=target, draft_shape=draft, rope=rope)
+
+    def load_target(self, dtype: torch.dtype, device: str) -> Decoder:
+        """Load the target's weights."""
+        from dustin_runtime.models.weights import load_decoder
+
+        return load_decoder(self.target_source.path, self.target_shape, dtype, device)
+
+    def load_draft(self, target: Decoder) -> Decoder:
+        """Load the draft's weights next to the target's, or share the target's."""
+        from dustin_runtime.models.weights import load_decoder
+
+        if self.draft_source is None:
+            return target.first_layers(self.draft_shape.layers)
+        return load_decoder(self.draft_source.path, self.draft_shape, target.dtype, target.device)
+
+
+def open_pair(target: str, draft: str, *, rope: str | None = None, offline: bool = False) -> Pair:
+    """Find both models and check that they belong together.
+
+    Args:
+        target, draft: hub id with optional @revision, folder, GGUF file, or the embedded `smollm2`; the draft may be
+            `self:N`.
+        rope: `default`, `linear:FACTOR` or `yarn:FACTOR`, replacing both models' own RoPE scaling.
+
+    Raises:
+        MissingError: a model cannot be found or read.
+        ConfigError: the models have different tokenizers, or a draft of more layers than its target.
+        UsageError: `self:N` or `rope` is malformed.
+    """
+    from dustin_runtime.models.source import resolve
+    from dustin_runtime.models.tokenizer import compare_tokenizers, tokenizer_hash
+
+    target_source = resolve(target, offline=offline)
+    target_shape = target_source.shape()
+    tokenizer = target_source.tokenizer()
+    if draft.startswith(SELF):
+        draft_source = None
+        layers = _self_layers(draft, target_shape)
+        draft_shape = target_shape.model_copy(update={"layers": layers})
+        shared = len(tokenizer)
+    else:
+        draft_source = resolve(draft, offline=offline)
+        draft_shape = draft_source.shape()
+        shared = compare_tokenizers(tokenizer, draft_source.tokenizer())
+    pair = Pair(
+        target_source=target_source,
+        draft_source=draft_source,
+        target_shape=target_shape,
+        draft_shape=draft_shape,
+        draft_id=draft_source.id if draft_source else draft,
+        tokenizer=tokenizer,
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        shared_vocab=min(shared, target_shape.vocab, draft_shape.vocab),
+        rope=None,
+    )
+    return pair.with_rope(parse_rope(rope, target_shape) if rope else None)
+
+
+def parse_rope(text: str, shape: ModelShape) -> RopeScaling:
+    """Read `default`, `linear:FACTOR` or `yarn:FACTOR`; the trained length is the model's own context.
+
+    Raises:
+        UsageError: not of that form.
+    """
+    kind, _, factor = text.partition(":")
+    try:
+        if kind == "default" and not factor:
+            return RopeScaling()
+        if kind == "linear":
+            return RopeScaling(type="linear", factor=float(factor))
+        if kind == "yarn":
+            return RopeScaling(type="yarn", factor=float(factor), original_context=shape.context)
+    except ValueError:
+        pass
+    raise UsageError(f"--rope {text}: give default, linear:FACTOR or yarn:FACTOR with a factor of at least 1")
+
+
+def pick_device(name: str) -> str:
+    """`auto` is the first GPU if there is one.
+
+    Raises:
+        UsageError: torch does not know the device.
+        CapacityError: a GPU is asked for that is not there.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise UsageError(f"--device {name}: unknown; give auto, cpu, cuda or cuda:N") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise CapacityError(f"--device {name}: no CUDA device is available; use --device cpu")
+    return name
+
+
+def pick_dtype(name: str, device: str) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 on a CPU.
+
+    Raises:
+        UsageError: unknown name.
+    """
+    import torch
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if name == "auto":
+        return torch.bfloat16 if device.startswith("cuda") else torch.float32
+    if name not in known:
+        raise UsageError(f"--dtype {name}: unknown (known: auto, {', '.join(known)})")
+    return known[name]
+
+
+def _self_layers(draft: str, target: ModelShape) -> int:
+    try:
+        layers = int(draft.removeprefix(SELF))
+    except ValueError:
+        raise UsageError(f"--draft {draft}: give a number of layers, such as self:6") from None
+    if not 1 <= layers <= target.layers:
+        raise ConfigError(f"--draft {draft}: the target has {target.layers} layers; give 1 to {target.layers}")
+    return layers

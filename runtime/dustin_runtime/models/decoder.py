@@ -1,0 +1,132 @@
+"""One decoder for the Llama, Mistral, Qwen2 and Qwen3 families.
+
+Attention is injected: the profiler passes one that also observes queries and keys, the runtime swaps dense for sparse.
+So the scores measured offline are computed from the same tensors as those used online.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dustin_runtime.cache import KVCache
+from dustin_runtime.models.rope import Rope
+from dustin_runtime.models.shape import ModelShape
+
+
+class Attention(Protocol):
+    """What a decoder layer asks between its projections."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor, /) -> Tensor:
+        """Attend.
+
+        Args:
+            layer: index of the decoder layer.
+            q: [batch, tokens, query_heads, head_size] queries of the new tokens, after RoPE.
+            k, v: [batch, extent, kv_heads, head_size] the cache of the layer, new tokens already written.
+            start: [batch] int64, position of each row's first new token. Query t sees positions <= start + t.
+
+        Returns:
+            [batch, tokens, query_heads, head_size].
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights of one layer; matrices are [out, in], projections that share an input are fused by rows."""
+
+    attention_norm: Tensor
+    qkv: Tensor  # [(query_heads + 2 kv_heads) * head_size, hidden]
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None  # [head_size], Qwen3
+    k_norm: Tensor | None
+    output: Tensor  # [hidden, query_heads * head_size]
+    mlp_norm: Tensor
+    gate_up: Tensor  # [2 * ffn, hidden]
+    down: Tensor  # [hidden, ffn]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All weights of a decoder. `head` is `embedding` itself when the model ties them."""
+
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor  # [vocab, hidden]
+
+
+class Decoder:
+    """A decoder-only transformer over a caller-owned cache."""
+
+    def __init__(self, shape: ModelShape, weights: Weights) -> None:
+        self.shape = shape
+        self.weights = weights
+        self.rope = Rope(shape, min(shape.context, 4096), self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.norm.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.norm.dtype
+
+    def first_layers(self, count: int) -> Decoder:
+        """The model cut after `count` layers, with its own norm and head: a draft that costs no memory."""
+        weights = Weights(self.weights.embedding, self.weights.layers[:count], self.weights.norm, self.weights.head)
+        return Decoder(self.shape.model_copy(update={"layers": count}), weights)
+
+    def cache(self, batch: int, capacity: int) -> KVCache:
+        """A cache for this model, with RoPE tables that reach as far."""
+        cache = KVCache.allocate(self.shape, batch, capacity, self.dtype, self.device)
+        if capacity > self.rope.cos.shape[0]:
+            self.rope = Rope(self.shape, capacity, self.device)
+        return cache
+
+    def forward(
+        self, ids: Tensor, start: Tensor, cache: KVCache, attend: Attention, extent: int | None = None
+    ) -> Tensor:
+        """Process new tokens and write their keys and values to the cache.
+
+        Args:
+            ids: [batch, tokens] int64.
+            start: [batch] int64, position of each row's first token; the cache holds the positions before it.
+            extent: how much of the cache attention is shown, at least max(start) + tokens. The default reads `start`,
+                which synchronises a GPU; a caller that knows the lengths gives it.
+
+        Returns:
+            [batch, tokens, hidden] final hidden states, normalised.
+        """
+        shape = self.shape
+        batch, tokens = ids.shape
+        if extent is None:
+            extent = int(start.max()) + tokens
+        positions = start.unsqueeze(1) + torch.arange(tokens, device=start.device)
+        x = F.embedding(ids, self.weights.embedding)
+        for index, layer in enumerate(self.weights.layers):
+            qkv = F.linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+            qkv = qkv.view(batch, tokens, -1, shape.head_size)
+            q, k, v = qkv.split((shape.query_heads, shape.kv_heads, shape.kv_heads), dim=2)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+            q, k = self.rope.rotate(q, positions), self.rope.rotate(k, positions)
+            cache.write(index, k, v, positions)
+            seen_k, seen_v = cache.keys[index][:, :extent], cache.values[index][:, :extent]
+            attended = attend(index, q, seen_k, seen_v, start)
+            x = x + F.linear(attended.reshape(batch, tokens, -1), layer.output)
+            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        return self._norm(x, self.weights.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Project hidden states [..., hidden] to [..., vocab] (rows beyond the tokenizer's ids are padding)."""
+        return F.linear(hidden, self.weights.head)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), eps=self.shape.norm_eps).to(x.dtype) * weight

@@ -1,0 +1,133 @@
+"""Weights, streamed tensor by tensor into fused device tensors that are allocated once.
+
+Peak host memory is one tensor (GGUF) or the mapped pages of one shard (safetensors), never a second copy of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.errors import CapacityError, MissingError
+from dustin_runtime.models.decoder import Decoder, LayerWeights, Weights
+from dustin_runtime.models.folder import weight_files
+from dustin_runtime.models.shape import ModelShape
+
+
+def load_decoder(path: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+    """Load a model from a folder of safetensors shards or a GGUF file.
+
+    Args:
+        shape: what it is run as: its own shape, or that with another RoPE scaling.
+
+    Raises:
+        MissingError: a tensor is absent, unexpected, of the wrong shape, or a file is damaged.
+        CapacityError: the device's memory does not suffice.
+    """
+    if path.suffix == ".gguf":
+        from dustin_runtime.models.gguf import read_gguf
+
+        return build(shape, read_gguf(path).tensors(), dtype, device, path.name)
+    return build(shape, safetensors_in(path), dtype, device, path.name)
+
+
+def build(
+    shape: ModelShape,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    name: str = "model",
+) -> Decoder:
+    """Fill a decoder from (Hugging Face name, tensor) pairs in any order."""
+    weights, slots = _allocate(shape, dtype, device)
+    missing = set(slots)
+    for key, tensor in tensors:
+        if key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and shape.tied):
+            continue  # recomputed, or a second name of the embedding
+        slot = slots.get(key)
+        if slot is None:
+            raise MissingError(f"{name}: unexpected tensor {key}: not the architecture that its config describes")
+        if slot.shape != tensor.shape:
+            raise MissingError(f"{name}: {key} is {list(tensor.shape)}, its config says {list(slot.shape)}")
+        slot.copy_(tensor)
+        missing.discard(key)
+    if missing:
+        raise MissingError(f"{name}: {len(missing)} tensors are missing, {min(missing)} among them: download it again")
+    return Decoder(shape, weights)
+
+
+def random_decoder(shape: ModelShape, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Decoder:
+    """A decoder with small random weights, for timing and for tests; its text means nothing."""
+    weights, slots = _allocate(shape, dtype, device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    for key in sorted(slots):
+        slot = slots[key]
+        if "norm" in key:
+            slot.fill_(1.0)
+        else:
+            slot.normal_(std=shape.hidden**-0.5, generator=generator)
+    return Decoder(shape, weights)
+
+
+def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a folder's safetensors shards, memory-mapped, one at a time.
+
+    Raises:
+        MissingError: a shard is truncated or not a safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for shard in weight_files(folder):
+        try:
+            with safe_open(shard, framework="pt") as opened:
+                for key in opened.keys():  # noqa: SIM118 - not a dict
+                    yield key, opened.get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise MissingError(f"{shard.name}: damaged ({error}): download it again") from error
+
+
+def _allocate(shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> tuple[Weights, dict[str, Tensor]]:
+    """Reserve all weights; return them with a view per Hugging Face tensor name, so that loading is copying."""
+    slots: dict[str, Tensor] = {}
+
+    def tensor(*size: int) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def fused(names: list[str], rows: list[int], columns: int | None) -> Tensor:
+        whole = tensor(sum(rows), *([] if columns is None else [columns]))
+        slots.update(zip(names, whole.split(rows), strict=True))
+        return whole
+
+    def single(name: str, *size: int) -> Tensor:
+        slots[name] = tensor(*size)
+        return slots[name]
+
+    query, kv = shape.query_heads * shape.head_size, shape.kv_heads * shape.head_size
+
+    def layer(index: int) -> LayerWeights:
+        at = f"model.layers.{index}."
+        projections = [f"{at}self_attn.{x}_proj" for x in "qkv"]
+        return LayerWeights(
+            attention_norm=single(f"{at}input_layernorm.weight", shape.hidden),
+            qkv=fused([f"{p}.weight" for p in projections], [query, kv, kv], shape.hidden),
+            qkv_bias=fused([f"{p}.bias" for p in projections], [query, kv, kv], None) if shape.qkv_bias else None,
+            q_norm=single(f"{at}self_attn.q_norm.weight", shape.head_size) if shape.qk_norm else None,
+            k_norm=single(f"{at}self_attn.k_norm.weight", shape.head_size) if shape.qk_norm else None,
+            output=single(f"{at}self_attn.o_proj.weight", shape.hidden, query),
+            mlp_norm=single(f"{at}post_attention_layernorm.weight", shape.hidden),
+            gate_up=fused([f"{at}mlp.{x}_proj.weight" for x in ("gate", "up")], [shape.ffn] * 2, shape.hidden),
+            down=single(f"{at}mlp.down_proj.weight", shape.hidden, shape.ffn),
+        )
+
+    try:
+        embedding = single("model.embed_tokens.weight", shape.vocab, shape.hidden)
+        layers = tuple(layer(index) for index in range(shape.layers))
+        norm = single("model.norm.weight", shape.hidden)
+        head = embedding if shape.tied else single("lm_head.weight", shape.vocab, shape.hidden)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        need = shape.parameters * dtype.itemsize / 2**30
+        raise CapacityError(f"no memory on {device} for {need:.1f} GiB of weights: use a smaller dtype") from error
+    return Weights(embedding, layers, norm, head), slots

@@ -1,0 +1,31 @@
+"""Methods that are compared, one per file; a new one is a new file and a line here."""
+
+from __future__ import annotations
+
+from dustin_runtime.config import Selection
+from dustin_runtime.errors import UsageError
+from dustin_runtime.policies.base import Policy, Signals
+from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
+from dustin_runtime.policies.full import SpeculativeDecoding, Vanilla
+from dustin_runtime.policies.streaming import StreamingLLM
+
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (Vanilla, SpeculativeDecoding, Dustin, DustinT, DustinD, StreamingLLM)
+}
+
+
+def make_policy(name: str, selection: Selection | None) -> Policy:
+    """Build a method by name.
+
+    Raises:
+        UsageError: the name is unknown, or the method needs a configuration and none is given.
+    """
+    if name not in POLICIES:
+        raise UsageError(f"--method {name}: unknown (known: {', '.join(POLICIES)})")
+    policy = POLICIES[name]
+    if policy.needs_selection and selection is None:
+        raise UsageError(f"--method {name} needs --config: emit one with dustin-profile search")
+    return policy(selection if policy.needs_selection else None)
+
+
+__all__ = ["POLICIES", "Policy", "Signals", "make_policy"]

@@ -1,0 +1,29 @@
+"""Methods whose verification reads the whole cache: they define the text that the others are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dustin_runtime.policies.base import Policy, Signals
+
+
+@dataclass(frozen=True)
+class Vanilla(Policy):
+    """One token per step, no draft."""
+
+    name: ClassVar[str] = "vanilla"
+    drafts: ClassVar[bool] = False
+
+    def select(self, signals: Signals) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class SpeculativeDecoding(Policy):
+    """Classic speculative decoding: draft, then verify with the full cache (arXiv 2211.17192)."""
+
+    name: ClassVar[str] = "sd"
+
+    def select(self, signals: Signals) -> None:
+        return None

@@ -1,0 +1,28 @@
+"""StreamingLLM: the first tokens and the last ones (arXiv 2309.17453), at their absolute positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.policies.base import Policy, Signals
+
+
+@dataclass(frozen=True)
+class StreamingLLM(Policy):
+    """Draft, then verify over `sink` first and `budget - sink` last tokens. Keys are not renumbered."""
+
+    name: ClassVar[str] = "streaming"
+    needs_selection: ClassVar[bool] = True
+
+    def select(self, signals: Signals) -> Tensor:
+        assert self.selection is not None
+        budget, sink = self.selection.budget, self.selection.sink
+        slots = torch.arange(budget, device=signals.lengths.device)
+        lengths = signals.lengths.unsqueeze(1)
+        recent = torch.where(slots < sink, slots, lengths - budget + slots)
+        everything = torch.where(slots < lengths, slots, -1)
+        return torch.where(lengths <= budget, everything, recent)[None, :, None]

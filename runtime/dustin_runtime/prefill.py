@@ -1,0 +1,64 @@
+"""Filling a cache with a prompt: chunk by chunk, so that memory does not grow with its length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.cache import KVCache
+from dustin_runtime.models.decoder import Attention, Decoder
+
+CHUNK = 512
+
+
+def prefill(
+    model: Decoder,
+    cache: KVCache,
+    ids: Sequence[int],
+    start: int = 0,
+    attend: Attention = dense_attention,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Process `ids` at positions start, start + 1, ... of a one-row cache that holds the positions before.
+
+    Args:
+        progress: called with the number of tokens done, after every chunk.
+
+    Returns:
+        [hidden] of the last token.
+    """
+    hidden = None
+    for begin in range(0, len(ids), CHUNK):
+        chunk = torch.tensor([ids[begin : begin + CHUNK]], device=model.device)
+        at = start + begin
+        position = torch.tensor([at], device=model.device)
+        hidden = model.forward(chunk, position, cache, attend, extent=at + chunk.shape[1])
+        if progress:
+            progress(chunk.shape[1])
+    if hidden is None:
+        raise ValueError("an empty prompt has no last token")
+    return hidden[0, -1]
+
+
+def greedy(
+    model: Decoder, cache: KVCache, first: int, start: int, count: int, stop: Callable[[list[int]], bool], vocab: int
+) -> list[int]:
+    """Continue a one-row cache greedily with the full cache.
+
+    Args:
+        first: the first token of the continuation, not processed yet; it stands at position `start`.
+        count: tokens wanted, `first` included.
+        stop: whether a continuation is complete.
+        vocab: only ids below it are proposed.
+
+    Returns:
+        The continuation. Its last token has not been processed.
+    """
+    tokens = [first]
+    while len(tokens) < count and not stop(tokens):
+        hidden = prefill(model, cache, tokens[-1:], start + len(tokens) - 1)
+        tokens.append(int(model.logits(hidden)[:vocab].argmax()))
+    return tokens

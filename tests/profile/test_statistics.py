@@ -1,0 +1,119 @@
+"""Intervals over documents, the flat part of the curve, and the split."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dustin_profile.statistics import interval, m_interval, split
+from dustin_runtime.errors import NothingMeasuredError
+
+
+def test_one_document_has_a_mean_and_no_bounds() -> None:
+    assert interval([0.9], seed=0) == (0.9, None, None, "none", 1)
+
+
+def test_few_documents_get_the_t_interval() -> None:
+    result = interval([1.0, 2.0, 3.0], seed=0)
+    reach = 4.302652729911275 * 1.0 / np.sqrt(3)  # 0.975 quantile of t with 2 degrees of freedom
+    assert result.method == "t"
+    assert (result.mean, result.documents) == (2.0, 3)
+    assert result.low == pytest.approx(2 - reach)
+    assert result.high == pytest.approx(2 + reach)
+
+
+def test_many_documents_are_resampled_with_the_seed() -> None:
+    values = np.random.default_rng(3).normal(0.9, 0.02, 64)
+    result = interval(values, seed=1)
+    assert result.method == "bootstrap"
+    assert result == interval(values, seed=1)
+    assert result != interval(values, seed=2)
+    reach = 1.96 * values.std(ddof=1) / 8
+    assert result.low == pytest.approx(result.mean - reach, abs=0.15 * reach)
+    assert result.high == pytest.approx(result.mean + reach, abs=0.15 * reach)
+
+
+def test_the_method_changes_at_sixteen_documents() -> None:
+    assert interval(np.arange(15), seed=0).method == "t"
+    assert interval(np.arange(16), seed=0).method == "bootstrap"
+
+
+@pytest.mark.parametrize("documents", [8, 32])
+def test_a_higher_level_is_wider(documents: int) -> None:
+    values = np.random.default_rng(0).random(documents)
+    narrow, wide = interval(values, seed=0, level=0.8), interval(values, seed=0, level=0.99)
+    assert None not in (narrow.low, wide.low)
+    assert wide.low < narrow.low < narrow.high < wide.high  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("documents", [8, 32])
+def test_nominal_coverage(documents: int) -> None:
+    rng = np.random.default_rng(11)
+    hits = 0
+    for seed in range(200):
+        result = interval(rng.normal(0.5, 0.1, documents), seed=seed)
+        assert result.low is not None
+        assert result.high is not None
+        hits += result.low <= 0.5 <= result.high
+    assert 176 <= hits <= 199
+
+
+@pytest.mark.parametrize("values", [[], [0.9, float("nan")], [float("inf")]])
+def test_no_interval_without_finite_values(values: list[float]) -> None:
+    with pytest.raises(NothingMeasuredError):
+        interval(values, seed=0)
+
+
+def test_m_interval_is_the_flat_run_around_the_best() -> None:
+    m = np.arange(101)
+    peak = -((m - 60) ** 2) * 1e-4
+    tilt = np.array([-1.0, 0.0, 1.0])[:, None] * (m - 60) * 1e-3
+    # Loss 1e-4 d^2 against a standard error of 1e-3 |d| / sqrt(3): equal at |d| = 5.77.
+    assert m_interval(peak + tilt) == (55, 65)
+
+
+def test_m_interval_stops_at_the_first_gap_and_at_the_ends() -> None:
+    curve = np.array([[0.5, 0.9, 0.9, 0.5, 0.9], [0.5, 0.9, 0.9, 0.5, 0.9]])
+    assert m_interval(curve) == (1, 2)
+    assert m_interval(np.ones((3, 7))) == (0, 6)
+    assert m_interval([[0.1, 0.2, 0.9], [0.1, 0.3, 0.9]]) == (2, 2)
+
+
+def test_m_interval_of_one_document_excludes_nothing() -> None:
+    assert m_interval([[0.1, 0.9, 0.2]]) == (0, 2)
+
+
+def test_m_interval_ignores_what_all_m_share() -> None:
+    """Documents differ far more than their curves do: only paired differences count."""
+    curve = np.array([[0.2], [0.5], [0.9]]) + np.array([[0.0, 0.01, 0.0]])
+    assert m_interval(curve) == (1, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 30), st.integers(1, 7), st.floats(0.01, 0.99), st.integers(0, 1000))
+def test_split_is_stable_and_leaves_both_sides(documents: int, books: int, share: float, seed: int) -> None:
+    rng = Random(seed)
+    pairs = [(f"{seed}/{index}", f"{seed}/book {rng.randrange(books)}") for index in range(documents)]
+    ids, sources = zip(*pairs, strict=True)
+    held = split(ids, sources, share)
+    assert 0 < len(held) < len(ids)
+    rng.shuffle(pairs)
+    assert split([pair[0] for pair in pairs], [pair[1] for pair in pairs], share) == held
+    if len(set(sources)) >= 4:
+        assert len({(source, document in held) for document, source in pairs}) == len(set(sources))
+
+
+def test_split_size_and_dependence_on_the_hash_alone() -> None:
+    ids = [f"document {index}" for index in range(40)]
+    held = split(ids, ["one"] * 40)
+    assert len(held) == 12
+    assert held != set(ids[:12])
+    assert split(ids, ids) == held
+
+
+def test_one_document_stays_for_the_search() -> None:
+    assert split(["a"], ["s"]) == set()

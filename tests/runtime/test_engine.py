@@ -1,0 +1,162 @@
+"""Speculative decoding emits the target's own text; Dustin with a budget that covers everything does too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.engine import Engine
+from dustin_runtime.errors import CapacityError, NothingMeasuredError, UsageError
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.models.weights import random_decoder
+from dustin_runtime.policies import POLICIES, make_policy
+from dustin_runtime.selection import select
+from dustin_runtime.step import Stepper
+
+SHAPE = ModelShape(
+    family="llama",
+    layers=4,
+    hidden=48,
+    ffn=64,
+    query_heads=6,
+    kv_heads=2,
+    head_size=8,
+    vocab=40,
+    context=256,
+    tied=True,
+)
+PROMPTS = [[1, 5, 9, 30, 2], list(range(39)), [7], [3, 3, 8] * 20]
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    return random_decoder(SHAPE, torch.float64, "cpu", seed=1)
+
+
+def selection(budget: int, m: int, sink: int = 2, window: int = 4) -> Selection:
+    return Selection(
+        budget=budget,
+        sink=sink,
+        window=window,
+        m=m,
+        history=LayerHeads(layer=2, heads=(1, 5)),
+        lookahead=(LayerHeads(layer=1, heads=(0, 4)), LayerHeads(layer=0, heads=(2,))),
+    )
+
+
+def run(target: Decoder, method: str, chosen: Selection | None = None, depth: int = 3, new: int = 30, vocab: int = 37):
+    policy = make_policy(method, chosen)
+    stepper = Stepper(target, target.first_layers(3), policy, policy.selection, depth, vocab)
+    return Engine(stepper).generate(PROMPTS, new)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_speculative_decoding_equals_vanilla_token_for_token(target: Decoder, depth: int) -> None:
+    vanilla, plain = run(target, "vanilla")
+    speculative, fast = run(target, "sd", depth=depth)
+    assert [g.tokens for g in speculative] == [g.tokens for g in vanilla]
+    assert all(len(g.tokens) == 30 and g.finished == "length" for g in vanilla)
+    assert max(max(g.tokens) for g in vanilla) < 37
+    assert plain.tau == 1
+    assert fast.tau > 1.1
+    assert fast.steps < plain.steps
+    assert fast.acceptance == sorted(fast.acceptance, reverse=True)
+
+
+@pytest.mark.parametrize("method", [name for name, policy in POLICIES.items() if policy.needs_selection])
+def test_a_budget_of_everything_equals_full_verification(target: Decoder, method: str) -> None:
+    vanilla, _ = run(target, "vanilla")
+    everything, statistics = run(target, method, selection(budget=200, m=50))
+    assert [g.tokens for g in everything] == [g.tokens for g in vanilla]
+    assert statistics.kept < 200
+
+
+@pytest.mark.parametrize("method", [name for name, policy in POLICIES.items() if policy.needs_selection])
+def test_a_small_budget_is_respected_and_changes_the_text(target: Decoder, method: str) -> None:
+    vanilla, _ = run(target, "vanilla")
+    sparse, statistics = run(target, method, selection(budget=12, m=3))
+    assert statistics.kept <= 12
+    assert [g.tokens for g in sparse] != [g.tokens for g in vanilla]
+
+
+def test_scores_of_a_step_are_those_of_the_full_attention_matrix(target: Decoder) -> None:
+    """History: the row of the last processed token. Lookahead: rows of the pending token and the drafts, summed."""
+    chosen, seen = selection(budget=14, m=4), []
+
+    class Spy(POLICIES["dustin"]):  # type: ignore[misc]
+        def select(self, signals):
+            seen.append((signals.lengths.clone(), signals.history().clone(), signals.lookahead().clone()))
+            return  # verify fully, so that a dense pass over the emitted text has the same keys
+
+    draft = target.first_layers(3)
+    stepper = Stepper(target, draft, Spy(chosen), chosen, 3, 40)
+    drafted = []
+    original = stepper._draft
+    stepper._draft = lambda state, signals: drafted.append(original(state, signals)) or drafted[-1]
+    (generation,), _ = Engine(stepper).generate([PROMPTS[3]], 20)
+    text = PROMPTS[3] + generation.tokens
+
+    def row(model: Decoder, ids: list[int], layer: int, head: int, position: int) -> torch.Tensor:
+        captured = {}
+
+        def spy(at, q, k, v, start):
+            captured[at] = (q, k)
+            from dustin_runtime.attention.dense import dense_attention
+
+            return dense_attention(at, q, k, v, start)
+
+        model.forward(torch.tensor([ids]), torch.zeros(1, dtype=torch.long), model.cache(1, len(ids)), spy)
+        q, k = captured[layer]
+        return (q[0, position, head] @ k[0, : position + 1, head // 3].T * 8**-0.5).softmax(-1).float()
+
+    with torch.inference_mode():
+        for (lengths, history, lookahead), draft_tokens in list(zip(seen, drafted, strict=True))[:4]:
+            n = int(lengths[0])
+            want = sum(row(target, text[:n], 2, head, n - 1) for head in (1, 5))
+            torch.testing.assert_close(history[0, :n], want, rtol=1e-5, atol=1e-6)
+            ids = text[: n + 1] + draft_tokens[0].tolist()
+            want = torch.zeros(n)
+            for layer, head in ((1, 0), (1, 4), (0, 2)):
+                for position in range(n, n + 3):
+                    want += row(draft, ids, layer, head, position)[:n]
+            torch.testing.assert_close(lookahead[0, :n], want, rtol=1e-5, atol=1e-6)
+            kept = select(lookahead, history, lengths, budget=14, m=4, sink=2, window=4)
+            assert kept.shape == (1, 14)
+
+
+def test_stop_tokens_end_a_row_and_are_its_last(target: Decoder) -> None:
+    vanilla, _ = run(target, "vanilla")
+    stop = vanilla[1].tokens[7]
+    stepper = Stepper(target, target.first_layers(3), make_policy("sd", None), None, 3, 37)
+    stopped, _ = Engine(stepper, frozenset([stop])).generate(PROMPTS, 30)
+    for full, cut in zip(vanilla, stopped, strict=True):
+        end = full.tokens.index(stop) + 1 if stop in full.tokens else 30
+        assert cut.tokens == full.tokens[:end]
+        assert cut.finished == ("stop" if stop in full.tokens else "length")
+
+
+def test_a_row_of_a_batch_is_not_disturbed_by_the_others(target: Decoder) -> None:
+    batch, _ = run(target, "dustin", selection(budget=16, m=5))
+    for prompt, generation in zip(PROMPTS, batch, strict=True):
+        policy = make_policy("dustin", selection(budget=16, m=5))
+        stepper = Stepper(target, target.first_layers(3), policy, policy.selection, 3, 37)
+        (alone,), _ = Engine(stepper).generate([prompt], 30)
+        assert alone.tokens == generation.tokens
+
+
+def test_what_cannot_run_is_refused(target: Decoder) -> None:
+    with pytest.raises(CapacityError, match="prompt 1 with its output: 269 tokens exceed"):
+        run(target, "vanilla", new=230)
+    stepper = Stepper(target, None, make_policy("vanilla", None), None, 0, 37)
+    with pytest.raises(UsageError, match="prompt 0: is empty"):
+        Engine(stepper).generate([[]], 4)
+    with pytest.raises(UsageError, match="needs --config"):
+        make_policy("dustin", None)
+    with pytest.raises(UsageError, match="unknown"):
+        make_policy("dustn", None)
+    broken = random_decoder(SHAPE, torch.float32, "cpu")
+    broken.weights.layers[1].down[0, 0] = float("nan")
+    with pytest.raises(NothingMeasuredError, match="row 0: logits are not finite"):
+        run(broken, "sd")
