@@ -15,10 +15,10 @@ from dustin_profile.srh.stage import HeadPrompts, find_heads, read_heads, summar
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.stage import calibration, collect_traces, evaluation_heads
 from dustin_profile.traces.store import TraceStore
+from dustin_runtime.budget import check_budget
 from dustin_runtime.errors import ConfigError, MissingError
 from dustin_runtime.files import read_json, write_json
 from dustin_runtime.loading import Pair, open_pair, pick_device, pick_dtype
-from dustin_runtime.selection import check_budget
 
 if TYPE_CHECKING:
     from dustin_profile.search.stage import Found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dustin_profile.choices import Heuristic
-from dustin_runtime.selection import check_budget
+from dustin_runtime.budget import check_budget
 
 
 class Budget(NamedTuple):

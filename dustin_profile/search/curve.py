@@ -15,7 +15,8 @@ from torch import Tensor
 from dustin_profile.search.arr import arr, mass
 from dustin_profile.search.budget import Budget, Split
 from dustin_profile.traces.windows import Windows
-from dustin_runtime.selection import check_budget, eligible_positions, ranked
+from dustin_runtime.budget import check_budget
+from dustin_runtime.selection import eligible_positions, ranked
 
 _PART = 1 << 22
 """Most scores ranked at a time: some 150 MB of keys and their copies."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dustin_runtime.budget import budget_fault
 from dustin_runtime.errors import ConfigError
 from dustin_runtime.files import write_text
 from dustin_runtime.models.shape import Family, ModelShape, RopeScaling
@@ -71,13 +72,8 @@ class Selection(_Strict):
 
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
-        free = self.budget - self.sink - self.window
-        if free <= 0:
-            raise ValueError(
-                f"budget {self.budget} must exceed sink + window = {self.sink + self.window}: raise budget"
-            )
-        if self.m > free:
-            raise ValueError(f"m {self.m} must lie in 0..{free}, the budget less sink and window")
+        if fault := budget_fault(self.budget, self.m, self.sink, self.window):
+            raise ValueError(fault)
         if self.m and not self.lookahead:
             raise ValueError(f"m is {self.m} but lookahead names no draft layer")
         return self

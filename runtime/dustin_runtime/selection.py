@@ -9,24 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dustin_runtime.errors import ConfigError
+from dustin_runtime.budget import check_budget
 
 _LOW_31_BITS = 0x7FFFFFFF
-
-
-def check_budget(budget: int, m: int, sink: int, window: int) -> None:
-    """Refuse a split that Eq. 6 cannot fill. All in tokens.
-
-    Raises:
-        ConfigError: naming the field that is out of range.
-    """
-    for name, value in (("sink", sink), ("window", window)):
-        if value < 0:
-            raise ConfigError(f"{name}: {value} is negative; give 0 or more tokens")
-    if budget <= sink + window:
-        raise ConfigError(f"budget: {budget} leaves no token to choose; give more than sink + window = {sink + window}")
-    if not 0 <= m <= budget - sink - window:
-        raise ConfigError(f"m: {m} is out of range; give 0 to budget - sink - window = {budget - sink - window}")
 
 
 def eligible_positions(lengths: Tensor, columns: int, *, sink: int, window: int) -> Tensor:

@@ -83,13 +83,17 @@ class _Signals:
         assert selection is not None and draft is not None and self.state.draft_cache is not None
         depth = self.stepper.depth
         position = self.lengths.unsqueeze(1) + torch.arange(depth, device=self.lengths.device)
-        total: Tensor | int = 0
-        for entry in selection.lookahead:
-            keys = self.state.draft_cache.keys[entry.layer][:, : self.state.extent + depth]
-            query = self.lookahead_queries[entry.layer]
-            total = total + attention_scores(query, keys, entry.heads, draft.shape.group, position)
-        assert isinstance(total, Tensor)
-        return total[:, : self.state.extent]
+        scores = [
+            attention_scores(
+                self.lookahead_queries[entry.layer],
+                self.state.draft_cache.keys[entry.layer][:, : self.state.extent + depth],
+                entry.heads,
+                draft.shape.group,
+                position,
+            )
+            for entry in selection.lookahead
+        ]
+        return torch.stack(scores).sum(dim=0)[:, : self.state.extent]
 
 
 class Stepper:
