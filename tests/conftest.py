@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+from tiny_pair import TinyPair, train_tokenizer, write_pair
 from transformers import PreTrainedTokenizerFast
 
 # Workers share the cores: a second thread each would wait for its turn at the end of every operation.
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run."""
+    absent = {
+        "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
+        "qwen": None if os.environ.get("DUSTIN_QWEN_PAIR") else "needs DUSTIN_QWEN_PAIR",
+    }
+    for item in items:
+        for marker, reason in absent.items():
+            if reason and marker in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
 @pytest.fixture(scope="session")
 def small_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of 2000 tokens, trained on Python's reference topics; it adds no special token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    return train_tokenizer()
 
-    from dustin_profile.texts import topics
 
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator([topics()[:100_000]], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+@pytest.fixture(scope="session")
+def tiny_pair(small_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    """Folders of a random target (4 layers, 6 query heads) and draft (3 layers, 4 query heads) on one tokenizer."""
+    return write_pair(tmp_path_factory.mktemp("pair"), small_tokenizer)
