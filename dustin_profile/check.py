@@ -13,7 +13,7 @@ from dustin_profile.rundir import first_difference
 from dustin_profile.search.budget import Budget
 from dustin_profile.search.evaluate import Policy, Recovery, evaluate
 from dustin_profile.search.stage import RESULTS_VERSION
-from dustin_profile.settings import DataSettings, ModelSettings
+from dustin_profile.settings import DataSettings, ModelSettings, choose_pair
 from dustin_profile.statistics import interval
 from dustin_profile.traces.collect import Collector, TraceSettings
 from dustin_profile.traces.stage import calibration
@@ -21,8 +21,11 @@ from dustin_profile.traces.windows import Windows
 from dustin_runtime.config import DustinConfig
 from dustin_runtime.errors import ConflictError, MissingError
 from dustin_runtime.files import read_json
-from dustin_runtime.loading import Pair, open_pair, pick_device, pick_dtype
+from dustin_runtime.loading import Pair, open_configured, pick_device, pick_dtype
 from dustin_runtime.models.tokenizer import stop_ids
+
+_NEEDED = {"version", "pair", "traces", "depth", "selection", "documents", "policies", "heads"}
+"""What a comparison reads of a baseline."""
 
 
 @dataclass(frozen=True)
@@ -65,24 +68,25 @@ def check(
     if models.dtype == "auto":
         models = replace(models, dtype=traces["dtype"])
     _require_alike(config, baseline, models.dtype)
-    pair = open_configured(config, models)
-    _same("models", traces["models"], pair.provenance() | {"rope": pair.rope.model_dump() if pair.rope else None})
+    pair = open_models(config, models)
+    for side, found in pair.provenance().items():  # the content decides, not the name that a copy has
+        _same(f"models.{side}.sha256", traces["models"][side]["sha256"], found["sha256"])
     prompts = _documents(pair, baseline, data, models.offline)
     measured = _measure(pair, config, baseline, models, prompts)
     before = baseline["policies"]["hybrid"]["per_document"]
     now = dict(zip([prompt.id for prompt in prompts], measured["hybrid"].arr.tolist(), strict=True))
     differences = [now[name] - before[name] for name in now]
-    found = interval(differences, seed=0)
+    change = interval(differences, seed=0)
     return Verdict(
-        passed=found.mean >= -tolerance,
-        difference=found.mean,
+        passed=change.mean >= -tolerance,
+        difference=change.mean,
         tolerance=tolerance,
         rows=[(name, before[name], now[name]) for name in now],
         policies={
             name: (baseline["policies"][name]["arr"]["mean"], float(recovery.arr.mean()))
             for name, recovery in measured.items()
         },
-        interval=found._asdict(),
+        interval=change._asdict(),
     )
 
 
@@ -96,6 +100,8 @@ def read_baseline(path: Path) -> dict[str, Any]:
     data = read_json(path)
     if not isinstance(data, dict) or data.get("kind") != "dustin-results":
         raise MissingError(f"{path}: not a results file; give the results.json that a search wrote")
+    if absent := _NEEDED - data.keys():
+        raise MissingError(f"{path}: has no {min(absent)}; give the results.json that a search wrote")
     if data["version"] > RESULTS_VERSION:
         raise ConflictError(f"{path}: version {data['version']} is newer than this dustin; upgrade it")
     return data
@@ -105,7 +111,7 @@ def _require_alike(config: DustinConfig, baseline: dict[str, Any], dtype: str) -
     selection = baseline["selection"]
     ours = config.pair.model_dump()
     theirs = dict(baseline["pair"])
-    for side in ("target", "draft"):  # a local copy has another name; the content hash is compared later
+    for side in ("target", "draft"):
         ours[side], theirs[side] = ({k: v for k, v in x[side].items() if k != "id"} for x in (ours, theirs))
     _same("pair", theirs, ours)
     _same("budget", selection["budget"], config.selection.budget)
@@ -122,18 +128,16 @@ def _same(name: str, before: Any, now: Any) -> None:
         )
 
 
-def open_configured(config: DustinConfig, models: ModelSettings) -> Pair:
+def open_models(config: DustinConfig, models: ModelSettings) -> Pair:
     """The pair that a config was made for, found by its recorded ids or where `models` says.
 
-    Raises:
-        MissingError: a model cannot be found.
-        ConfigError: what is found is another pair.
+    Raises: as `open_configured` and, where a pair is named, `choose_pair`.
     """
-    target = models.target or config.pair.target.id
-    draft = models.draft or config.pair.draft.id
-    pair = open_pair(target, draft, offline=models.offline).with_rope(config.rope)
-    config.require((pair.target_id, pair.target_shape), (pair.draft_id, pair.draft_shape), pair.tokenizer_hash)
-    return pair
+    target, draft = models.target, models.draft
+    if models.pair:
+        choice = choose_pair(models)
+        target, draft = choice.target, choice.draft
+    return open_configured(config, target, draft, rope=models.rope, offline=models.offline)
 
 
 def _documents(pair: Pair, baseline: dict[str, Any], data: str | None, offline: bool) -> list[Prompt]:
@@ -144,6 +148,7 @@ def _documents(pair: Pair, baseline: dict[str, Any], data: str | None, offline: 
         context=traces["context"],
         documents=traces["documents"],
         continuation=traces["continuation"],
+        template=baseline.get("template", "auto"),
     )
     try:
         found = {prompt.id: prompt for prompt in calibration(pair, settings, offline).prompts}

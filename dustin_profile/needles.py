@@ -65,10 +65,13 @@ def load_needles(path: Path | None = None) -> list[Needle]:
     else:
         name, text = str(path), read_text(path)
     try:
-        return _NeedleFile.model_validate(YAML(typ="safe", pure=True).load(text)).needles
-    except YAMLError as error:
-        raise ConfigError(f"{name}: not YAML ({' '.join(str(error).split())})") from None
+        data = YAML(typ="safe", pure=True).load(text)
+        if not isinstance(data, dict):
+            raise ConfigError(f"{name}: needles: must be a list under this key")
+        return _NeedleFile.model_validate(data).needles
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "needles"
         raise ConfigError(f"{name}: {field}: {first['msg'].removeprefix('Value error, ')}") from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}: not YAML ({' '.join(str(error).split())})") from None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dustin_profile.choices import Mode
 from dustin_profile.progress import say
 from dustin_profile.settings import PairChoice, Settings
 from dustin_profile.srh.stage import HeadPrompts, find_heads, read_heads, summarise
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.stage import calibration, collect_traces, evaluation_heads
 from dustin_profile.traces.store import TraceStore
-from dustin_runtime.budget import check_budget
-from dustin_runtime.errors import ConfigError, MissingError
+from dustin_runtime.errors import MissingError, UsageError
 from dustin_runtime.files import read_json, write_json
 from dustin_runtime.loading import Pair, open_pair, pick_device, pick_dtype
 
@@ -34,9 +34,6 @@ class Pipeline:
         self.run_dir = settings.run_dir
         self.device = pick_device(settings.models.device)
         self.dtype = pick_dtype(settings.models.dtype, self.device)
-        # What can be refused without a model is refused before one is loaded.
-        check_budget(choice.budget, 0, settings.search.sink, settings.search.window)
-        check_settings(settings)
 
     @cached_property
     def pair(self) -> Pair:
@@ -57,12 +54,23 @@ class Pipeline:
         """Find the heads of target and draft; returns their files."""
         settings = self.settings.heads
         prompts = HeadPrompts(self.pair, settings)
+        sides: tuple[tuple[str, Mode, Callable[[], Decoder]], ...] = (
+            ("target", settings.mode, lambda: self.target),
+            ("draft", settings.draft_mode, lambda: self.draft),
+        )
         found = []
-        for side, mode in (("target", settings.mode), ("draft", settings.draft_mode)):
+        for side, mode, model in sides:
             with self._timed(f"heads_{side}"):
-                model = self.target if side == "target" else self.draft
                 path = find_heads(
-                    self.run_dir / "srh", self.pair, model, side, mode, settings, prompts, self.settings.overwrite
+                    self.run_dir / "srh",
+                    self.pair,
+                    model,
+                    self.dtype,
+                    side,
+                    mode,
+                    settings,
+                    prompts,
+                    self.settings.overwrite,
                 )
             draw_heads(path)
             summarise(path)
@@ -71,20 +79,21 @@ class Pipeline:
 
     def traces(self) -> tuple[TraceStore, dict[str, Heads]]:
         """Find heads where needed, then collect traces."""
-        target_heads, draft_heads = (read_heads(path) for path in self.heads())
         data = self.settings.data
+        # Read before any work: what is wrong with the documents shows at once.
+        prompts = calibration(self.pair, data, self.settings.models.offline)
+        target_heads, draft_heads = (read_heads(path) for path in self.heads())
         heads: dict[str, Heads] = {
             "history": target_heads,
             "evaluation": evaluation_heads(self.pair, data, target_heads),
             "lookahead": draft_heads,
         }
         with self._timed("traces"):
-            prompts = calibration(self.pair, data, self.settings.models.offline)
             store = collect_traces(
                 self.run_dir / "traces",
                 self.pair,
-                self.target,
-                self.draft,
+                lambda: (self.target, self.draft),
+                self.dtype,
                 data,
                 self.choice.depth,
                 prompts,
@@ -97,6 +106,9 @@ class Pipeline:
         """Everything up to the emitted config."""
         from dustin_profile.search.stage import run_search
 
+        asked, layers = self.settings.search.draft_layers, self.pair.draft_shape.layers
+        if asked > layers:
+            raise UsageError(f"--draft-layers {asked}: the draft has {layers}; give 1 to {layers}")
         store, heads = self.traces()
         with self._timed("search"):
             return run_search(
@@ -128,27 +140,6 @@ class Pipeline:
             return found
         except MissingError:
             return {}
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse numbers that no model could make sense of.
-
-    Raises:
-        ConfigError: naming the option.
-    """
-    data, heads, search = settings.data, settings.heads, settings.search
-    for flag, value in (
-        ("--context", data.context),
-        ("--documents", data.documents),
-        ("--continuation", data.continuation),
-        ("--windows", data.windows),
-        ("--answer-tokens", heads.steps),
-        ("--draft-layers", search.draft_layers),
-        ("--trials", search.trials),
-        *(("--length", length) for length in heads.lengths),
-    ):
-        if value < 1:
-            raise ConfigError(f"{flag} {value}: must be at least 1")
 
 
 def draw_heads(path: Path) -> None:

@@ -48,13 +48,13 @@ def split_curve(path: Path, curve: Sequence[float], m: int, flat: tuple[int, int
     """
     figure = _figure(7.0, 3.6)
     axes = figure.add_subplot()
-    axes.axvspan(*flat, color=ACCENT, alpha=0.12, lw=0, label=f"as good as the best: m {flat[0]} to {flat[1]}")
+    axes.axvspan(*flat, color=ACCENT, alpha=0.12, lw=0, label=f"within 0.001 of the best: m {flat[0]} to {flat[1]}")
     axes.plot(curve, color=INK, lw=1.6)
     axes.plot([m], [curve[m]], "o", color=ACCENT, label=f"chosen: m = {m}")
     for style, (name, level) in zip(("-", "--", ":", "-."), lines.items(), strict=False):
         axes.axhline(level, color=MUTED, lw=0.9, ls=style, label=f"{name} {level:.3f}")
     axes.set(xlabel="m, tokens chosen by lookahead (0: Dustin-T, most: Dustin-D)", ylabel="ARR, search documents")
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, loc="center right")
     axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
 

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from dustin_profile.settings import PairChoice, Settings
-from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.models.shape import ModelShape, check_context
 from dustin_runtime.pricing import DEVICES, Device, price_profile
 
 NEEDLES = 10
@@ -22,9 +22,14 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
 
     Raises:
         MissingError: the pair is not a known one, and its configs cannot be read.
+        CapacityError: prompts exceed a model's context.
     """
     target, draft = pair_shapes(settings, choice)
     data, heads = settings.data, settings.heads
+    for shape in (target, draft):
+        check_context(shape, max(heads.lengths) + heads.steps, f"--length {max(heads.lengths)}")
+        if "trace" in stages:
+            check_context(shape, data.context + data.continuation, "--context with --continuation")
     needles = heads.needle_count or NEEDLES
     rows: list[dict[str, Any]] = []
     for device, element_bytes in _devices(settings):

@@ -40,6 +40,14 @@ def with_interval(value: dict[str, Any], sign: bool = False) -> str:
     return mean if value["low"] is None else f"{mean} [{format(value['low'], form)}, {format(value['high'], form)}]"
 
 
+def about_m(m: dict[str, Any]) -> str:
+    """How much the chosen m means: where it would go with other documents, and where it hardly matters."""
+    text = f"; within 0.001 of its ARR from {m['flat'][0]} to {m['flat'][1]}"
+    if m["interval"]:
+        text += f"; 95 % of resampled documents choose {m['interval'][0]} to {m['interval'][1]}"
+    return text
+
+
 def markdown(results: dict[str, Any]) -> str:
     """The whole result for a pull request or a results folder."""
     traces, chosen, m = results["traces"], results["selection"], results["m"]
@@ -61,8 +69,8 @@ def markdown(results: dict[str, Any]) -> str:
         *(_line(row) for row in rows(results)),
         "",
         f"History: target layer {chosen['history']['layer']}, heads {chosen['history']['heads']}. "
-        f"Lookahead: draft layers {lookahead}. m = {chosen['m']}; m from {m['as_good'][0]} to {m['as_good'][1]} "
-        f"is as good (sampler {m['sampler']}, {m['trials']} trials).",
+        f"Lookahead: draft layers {lookahead}. m = {chosen['m']}{about_m(m)} "
+        f"(sampler {m['sampler']}, {m['trials']} trials).",
         "",
         "ARR is the share of full attention that lies on the tokens verification reads, the new ones included; "
         "prefix ARR is that of the prefix alone. Truth: "

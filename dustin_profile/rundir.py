@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from dustin_runtime.errors import ConflictError, MissingError
-from dustin_runtime.files import read_json, write_json
+from dustin_runtime.files import clear_temporaries, read_json, temporary_sibling, write_json
+
+FOLDERS = ("", "srh", "srh/target", "srh/draft", "traces", "search")
+"""Where a run writes."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run directory for this process, which proves it writable before a model is loaded.
+
+    What a killed process was in the middle of writing or discarding is removed.
 
     Raises:
         ConflictError: another process holds it.
@@ -31,6 +36,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConflictError(f"--run-dir {folder}: another dustin-profile is working in it") from None
+        for name in FOLDERS:
+            clear_temporaries(folder / name)
         yield
 
 
@@ -56,7 +63,8 @@ def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool) -> None:
                 f"{folder}: made with {name} = {_short(old)}, now {_short(new)}:"
                 " give another --run-dir, or --overwrite to discard it"
             )
-        shutil.rmtree(folder)
+        # Renamed first: killed halfway, the rest must not pass for what the new inputs made.
+        shutil.rmtree(folder.rename(temporary_sibling(folder)))
     write_json(path, inputs)
 
 

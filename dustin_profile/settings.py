@@ -117,9 +117,54 @@ def choose_pair(models: ModelSettings, depth: int | None = None, budget: int | N
 
         recipe = find_pair(models.pair)
         return PairChoice(
-            recipe.name, recipe.target_id, recipe.draft_id, depth or recipe.depth, budget or recipe.budget
+            recipe.name, recipe.target_id, recipe.draft_id, _given(depth, recipe.depth), _given(budget, recipe.budget)
         )
     if models.target and models.draft and not models.pair:
         name = f"{Path(models.target).name}--{Path(models.draft).name}".replace(":", "_").replace("@", "_")
-        return PairChoice(name, models.target, models.draft, depth or 4, budget or 512)
+        return PairChoice(name, models.target, models.draft, _given(depth, 4), _given(budget, 512))
     raise UsageError("give --pair ALIAS (`dustin-profile pairs` lists them), or both --target and --draft")
+
+
+def check_settings(settings: Settings, choice: PairChoice) -> None:
+    """Refuse what can be refused before a model is looked at.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    from dustin_runtime.budget import budget_fault
+    from dustin_runtime.config import MAX_DEPTH
+
+    data, heads, search = settings.data, settings.heads, settings.search
+    width = _given(data.width, choice.depth)
+    least_one = {
+        "--depth": choice.depth,
+        "--length": min(heads.lengths),
+        "--needle-count": _given(heads.needle_count, 1),
+        "--answer-tokens": heads.steps,
+        "--context": data.context,
+        "--documents": data.documents,
+        "--continuation": data.continuation,
+        "--windows": data.windows,
+        "--width": width,
+        "--draft-layers": search.draft_layers,
+        "--trials": search.trials,
+    }
+    least_zero = {"--sink": search.sink, "--recent": search.window, "--seed": search.seed}
+    for least, numbers in ((1, least_one), (0, least_zero)):
+        for flag, value in numbers.items():
+            if value < least:
+                raise UsageError(f"{flag} {value}: must be at least {least}")
+    if choice.depth > MAX_DEPTH:
+        raise UsageError(f"--depth {choice.depth}: must be at most {MAX_DEPTH}")
+    if data.continuation < max(choice.depth, width):
+        raise UsageError(f"--continuation {data.continuation}: a window needs {max(choice.depth, width)} tokens")
+    if outside := [depth for depth in heads.depths if not 0 <= depth <= 1]:
+        raise UsageError(f"--depth-at {outside[0]}: must lie between 0 and 1")
+    if not 0 < search.held_out < 1:
+        raise UsageError(f"--held-out {search.held_out}: give a share between 0 and 1")
+    if fault := budget_fault(choice.budget, 0, search.sink, search.window):
+        raise UsageError(f"--{fault}")
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _BOOTSTRAP_DOCUMENTS = 16
 """Fewest documents to resample; below that a percentile bootstrap is too narrow and the t interval holds better."""
 _RESAMPLES = 10_000
+_CURVE_RESAMPLES = 2_000
+FLAT = 0.001
+"""ARR that nobody would choose an m for."""
 _SPLIT_SOURCES = 4
 """Fewest distinct sources to split by source rather than by document."""
 _DECIMALS = 12
@@ -66,28 +69,34 @@ def interval(values: npt.ArrayLike, seed: int, level: float = 0.95) -> Interval:
     return Interval(mean, float(low), float(high), "bootstrap", count)
 
 
-def m_interval(per_document_curve: npt.ArrayLike) -> tuple[int, int]:
-    """The m that the data cannot tell from the best one: the curve is flat there, and the best m alone misleads.
-
-    Returns:
-        First and last m of the contiguous run around the best in which the mean difference to the best, paired by
-        document, is within one standard error of that difference. One document has no standard error and excludes
-        nothing: the whole range.
+def m_interval(per_document_curve: npt.ArrayLike, seed: int, level: float = 0.95) -> tuple[int, int] | None:
+    """How far the best m moves when the documents are drawn anew: percentile bootstrap of the arg-max.
 
     Args:
         per_document_curve: [documents, m] ARR at m = 0, 1, ...
+
+    Returns:
+        Bounds of m; None for one document, which says nothing about others.
     """
     curve: npt.NDArray[np.float64] = np.asarray(per_document_curve, dtype=np.float64)
-    documents, length = curve.shape
+    documents = len(curve)
     if documents < 2:
-        return 0, length - 1
-    best = int(curve.mean(0).round(_DECIMALS).argmax())
-    lost = curve[:, best : best + 1] - curve
-    error = lost.std(0, ddof=1) / np.sqrt(documents)
-    outside = np.flatnonzero(lost.mean(0).round(_DECIMALS) > error)
-    low = outside[outside < best].max(initial=-1) + 1
-    high = outside[outside > best].min(initial=length) - 1
+        return None
+    drawn = np.random.default_rng(seed).multinomial(documents, [1 / documents] * documents, _CURVE_RESAMPLES)
+    best = (drawn @ curve / documents).round(_DECIMALS).argmax(1)
+    low, high = np.quantile(best, ((1 - level) / 2, (1 + level) / 2), method="nearest")
     return int(low), int(high)
+
+
+def flat_top(curve: Sequence[float], tolerance: float = FLAT) -> tuple[int, int]:
+    """First and last m of the run around the best whose mean ARR lies within `tolerance` of it.
+
+    The top of the curve is flat: within this run the choice of m hardly matters.
+    """
+    mean = np.asarray(curve, dtype=np.float64)
+    best = int(mean.round(_DECIMALS).argmax())
+    below = np.flatnonzero(mean < mean[best] - tolerance)
+    return int(below[below < best].max(initial=-1) + 1), int(below[below > best].min(initial=len(mean)) - 1)
 
 
 def split(ids: Sequence[str], sources: Sequence[str], held_out: float = 0.3) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,3 +36,15 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_pair(small_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     """Folders of a random target (4 layers, 6 query heads) and draft (3 layers, 4 query heads) on one tokenizer."""
     return write_pair(tmp_path_factory.mktemp("pair"), small_tokenizer)
+
+
+@pytest.fixture
+def plain_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are written but not drawn, which takes longer than all the rest of a tiny run."""
+    from dustin_profile import plots
+    from dustin_runtime.files import write_with
+
+    def save(figure: object, path: Path) -> None:
+        write_with(path, lambda temporary: temporary.write_bytes(b"PNG"))
+
+    monkeypatch.setattr(plots, "_save", save)

@@ -28,7 +28,7 @@ def drift(
 ) -> None:
     """Measure how far generation drifts from full verification: KL and agreement by tokens generated."""
     from dustin_profile import progress
-    from dustin_profile.check import open_configured
+    from dustin_profile.check import open_models
     from dustin_profile.drift import by_tokens, measure
     from dustin_profile.settings import DataSettings
     from dustin_profile.traces.stage import calibration
@@ -43,7 +43,7 @@ def drift(
         go_offline()
     served = load_config(config)
     policies = [make_policy(name, served.selection) for name in method or ["dustin"]]
-    pair = open_configured(served, models)
+    pair = open_models(served, models)
     settings = DataSettings(data=data, context=context, documents=documents, continuation=tokens)
     prompts = calibration(pair, settings, models.offline).prompts
     device = pick_device(models.device)

@@ -15,6 +15,7 @@ from dustin_profile.settings import (
     PairChoice,
     SearchSettings,
     Settings,
+    check_settings,
     choose_pair,
 )
 
@@ -123,7 +124,9 @@ def _settings(choice: PairChoice, run_dir: Path | None, overwrite: bool, quiet: 
 
     progress.quiet = quiet
     name = choice.name.replace(":", "_").replace("/", "_")
-    return replace(Settings(run_dir or Path("runs") / name), overwrite=overwrite, **groups)  # type: ignore[arg-type]
+    settings = replace(Settings(run_dir or Path("runs") / name), overwrite=overwrite, **groups)  # type: ignore[arg-type]
+    check_settings(settings, choice)
+    return settings
 
 
 class _run:

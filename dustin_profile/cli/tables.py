@@ -24,7 +24,7 @@ def heads_table(data: dict[str, Any]) -> None:
 
 def results_table(results: dict[str, Any]) -> None:
     """The held-out table of a search and what was chosen."""
-    from dustin_profile.report import HEADER, rows
+    from dustin_profile.report import HEADER, about_m, rows
 
     pair, chosen = results["pair"], results["selection"]
     title = f"{pair['target']['id']} with {pair['draft']['id']}, k = {chosen['budget']}, {results['split']} documents"
@@ -33,10 +33,9 @@ def results_table(results: dict[str, Any]) -> None:
         table.add_row(*row)
     _print(table)
     lookahead = ", ".join(str(entry["layer"]) for entry in chosen["lookahead"])
-    low, high = results["m"]["as_good"]
     print(
         f"history: target layer {chosen['history']['layer']}; lookahead: draft layers {lookahead}; "
-        f"m = {chosen['m']} ({low} to {high} are as good)"
+        f"m = {chosen['m']}{about_m(results['m'])}"
     )
 
 
@@ -102,4 +101,6 @@ def size(count: float) -> str:
 
 def _print(table: Table) -> None:
     console = Console()
-    console.print(table, soft_wrap=not console.is_terminal)
+    if not console.is_terminal:
+        console.width = 160  # one line a row, whatever the terminal's width
+    console.print(table)

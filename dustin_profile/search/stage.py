@@ -16,11 +16,10 @@ from dustin_profile.search.evaluate import Policy, Recovery, evaluate
 from dustin_profile.search.phases import SearchOptions, SearchResult, search
 from dustin_profile.search.study import StudyResult, write_study
 from dustin_profile.settings import Settings
-from dustin_profile.statistics import interval, m_interval, split
+from dustin_profile.statistics import flat_top, interval, m_interval, split
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.store import TraceStore
 from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
-from dustin_runtime.errors import UsageError
 from dustin_runtime.files import digest, read_json, write_json, write_text
 from dustin_runtime.loading import Pair
 
@@ -59,8 +58,6 @@ def run_search(
     """
     chosen = settings.search
     limits = Budget(budget, chosen.sink, chosen.window)
-    if not 0 < chosen.held_out < 1:
-        raise UsageError(f"--held-out {chosen.held_out}: give a share between 0 and 1")
     entries = store.entries
     held_out = split([e["id"] for e in entries], [e["source"] for e in entries], chosen.held_out)
     ids = [entry["id"] for entry in entries]
@@ -142,6 +139,7 @@ def _results(
         "traces": read_json(store.folder / "inputs.json"),
         "depth": depth,
         "selection": selection.model_dump(mode="json"),
+        "template": settings.data.template,
         "split": "held_out" if held_out else "in_sample: there is one document only",
         "documents": {
             side: {e["id"]: {"source": e["source"], "sha256": e["sha256"], "windows": e["windows"]} for e in chosen}
@@ -166,7 +164,8 @@ def _results(
         },
         "m": {
             "chosen": study.m,
-            "as_good": list(m_interval(found.curve.per_document.numpy())),
+            "interval": m_interval(found.curve.per_document.numpy(), seed),
+            "flat": list(flat_top(found.curve.per_document.mean(0).tolist())),
             "sampler": settings.search.sampler,
             "trials": study.trials,
             "curve": [round(value, 6) for value in found.curve.per_document.mean(0).tolist()],
@@ -194,7 +193,8 @@ def _evidence(results: dict[str, Any]) -> dict[str, Any]:
         "arr": {name: short(policy["arr"]) for name, policy in results["policies"].items()},
         "prefix_arr": {name: round(policy["prefix_arr"]["mean"], 5) for name, policy in results["policies"].items()},
         "hybrid_minus": {name: short(value) for name, value in results["hybrid_minus"].items()},
-        "m_as_good": results["m"]["as_good"],
+        "m_interval": results["m"]["interval"],
+        "m_flat": results["m"]["flat"],
     }
 
 
@@ -206,5 +206,5 @@ def _write(run_dir: Path, config: DustinConfig, results: dict[str, Any]) -> None
     write_text(run_dir / "results.md", markdown(results))
     curve, m = results["m"]["curve"], results["m"]
     lines = {name: results["policies"][name]["in_sample_arr"] for name in ("oracle", "streaming")}
-    split_curve(run_dir / "arr.png", curve, m["chosen"], tuple(m["as_good"]), lines)
+    split_curve(run_dir / "arr.png", curve, m["chosen"], tuple(m["flat"]), lines)
     save_config(config, run_dir / "config.yaml")  # last: it says that the run is complete

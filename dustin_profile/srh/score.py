@@ -17,6 +17,7 @@ from dustin_profile.choices import Mode
 from dustin_profile.prompts import Sample
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import attention_rows
+from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.prefill import CHUNK, greedy, prefill
 
@@ -69,6 +70,9 @@ class Prober:
 
         The token at answer step t is credited by the query that produces it, the one before it, with its whole
         attention mass on the answer's tokens inside the needle.
+
+        Raises:
+            NothingMeasuredError: the model computes something that is not finite.
         """
         ids = sample.ids
         shared = self.reused(ids)
@@ -76,6 +80,7 @@ class Prober:
         self._held = ids[:-1]
         if self.mode == "generate":
             last = prefill(self.model, self.cache, ids[-1:], len(ids) - 1)
+            _require_finite(last, sample)
             first = int(self.model.logits(last)[: self.vocab].argmax())
             answer = greedy(self.model, self.cache, first, len(ids), self.steps, self.stop, self.vocab)
             response = self.decode(answer)
@@ -86,6 +91,7 @@ class Prober:
             answer = sample.answer_ids
             response = self.decode(answer)
         mass = self._span_mass([ids[-1], *answer[:-1]], len(ids) - 1, sample.span)
+        _require_finite(mass, sample)
         held = Counter(ids[position] for position in sample.span)
         copies = torch.tensor([float(held[token]) for token in answer])
         steps = len(answer)
@@ -107,6 +113,14 @@ class Prober:
         ids, begin = torch.tensor([tokens], device=self.model.device), position[:, 0]
         self.model.forward(ids, begin, self.cache, observe, extent=start + len(tokens))
         return mass.transpose(1, 2).cpu()
+
+
+def _require_finite(values: Tensor, sample: Sample) -> None:
+    if not bool(values.isfinite().all()):
+        raise NothingMeasuredError(
+            f"needle {sample.needle} at length {sample.length}: the model computes values that are not finite;"
+            " try --dtype float32, or download it again"
+        )
 
 
 def _common(held: Sequence[int], ids: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from dustin_profile.rundir import open_stage
 from dustin_profile.settings import HeadSettings
 from dustin_profile.srh.ranking import Array, agreement, rank, top_heads
 from dustin_profile.srh.score import Prober, Score
-from dustin_runtime.cache import check_context
-from dustin_runtime.errors import MissingError, NothingMeasuredError, UsageError
+from dustin_runtime.errors import MissingError, NothingMeasuredError
 from dustin_runtime.files import digest, read_json, write_json
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.shape import check_context
 
 
 class HeadPrompts:
@@ -34,8 +34,6 @@ class HeadPrompts:
             check_context(pair.target_shape, length + settings.steps, f"--length {length}")
             check_context(pair.draft_shape, length + settings.steps, f"--length {length}")
         self.needles: Sequence[Needle] = load_needles(settings.needles)[: settings.needle_count]
-        if not self.needles:
-            raise UsageError("--needle-count: give 1 or more")
         haystack = load_haystack(settings.haystack)
         self.haystack, self.haystack_sha256 = haystack.name, haystack.sha256
         made = samples(pair.tokenizer, haystack.text, self.needles, settings.lengths, settings.depths)
@@ -53,7 +51,8 @@ class HeadPrompts:
 def find_heads(
     folder: Path,
     pair: Pair,
-    model: Decoder,
+    model: Callable[[], Decoder],
+    dtype: torch.dtype,
     side: str,
     mode: Mode,
     settings: HeadSettings,
@@ -64,6 +63,7 @@ def find_heads(
 
     Args:
         folder: of the run's heads; parts go to `folder/side`, the result to `folder/heads-side.json`.
+        model: called if there is something to score.
         side: `target` or `draft`.
 
     Returns:
@@ -75,7 +75,7 @@ def find_heads(
     """
     inputs = {
         "model": pair.provenance()[side] | {"rope": pair.rope.model_dump() if pair.rope else None},
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "mode": mode,
         "lengths": list(settings.lengths),
         "depths": list(settings.depths),
@@ -89,7 +89,7 @@ def find_heads(
     groups = prompts.groups()
     todo = [(name, group) for name, group in groups if not (parts / f"{name}.json").exists()]
     if todo:
-        _run(parts, pair, model, mode, settings, prompts.needles, todo, side)
+        _run(parts, pair, model(), mode, settings, prompts, todo, side)
     result = _result([read_json(parts / f"{name}.json") for name, _ in groups], settings.credit, len(prompts.needles))
     path = folder / f"heads-{side}.json"
     if not result["accepted"]:
@@ -121,7 +121,7 @@ def _run(
     model: Decoder,
     mode: Mode,
     settings: HeadSettings,
-    needles: Sequence[Needle],
+    prompts: HeadPrompts,
     groups: list[tuple[str, list[Sample]]],
     side: str,
 ) -> None:
@@ -138,10 +138,11 @@ def _run(
         model,
         mode=mode,
         decode=decode,
-        accept=lambda text, needle: is_answer(text, needles[needle].answer),
+        accept=lambda text, needle: is_answer(text, prompts.needles[needle].answer),
         stop=stop,
         vocab=pair.shared_vocab,
-        capacity=max(sample.length for _, group in groups for sample in group) + 64,
+        # Of all prompts, whatever is left to do: a resumed run computes in the same layout.
+        capacity=max(len(sample.ids) + len(sample.answer_ids) for sample in prompts.samples),
         steps=settings.steps,
     )
     with progress(f"heads of {side}", sum(_cost(sample) for _, group in groups for sample in group)) as advance:
@@ -159,8 +160,6 @@ def _cost(sample: Sample) -> float:
 
 
 def _entry(sample: Sample, score: Score) -> dict[str, Any]:
-    if not all(bool(torch.isfinite(table).all()) for table in (score.span, score.copies)):
-        raise NothingMeasuredError(f"needle {sample.needle}: attention is not finite; try --dtype float32")
     entry = {
         "needle": sample.needle,
         "length": sample.length,

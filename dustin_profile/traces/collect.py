@@ -44,6 +44,10 @@ class TraceSettings:
     lookahead: Lookahead = "trajectory"
 
 
+class ShortContinuationError(NothingMeasuredError):
+    """A continuation does not hold one window: this document has nothing to measure, others may."""
+
+
 class Collector:
     """Traces documents with one pair of models.
 
@@ -84,7 +88,8 @@ class Collector:
             answer: the continuation to force, instead of the target's own.
 
         Raises:
-            NothingMeasuredError: the continuation is shorter than one window.
+            ShortContinuationError: the continuation is shorter than one window.
+            NothingMeasuredError: the attention is not finite.
         """
         length = len(prompt)
         last = prefill(self.target, self.target_cache, prompt)
@@ -96,13 +101,17 @@ class Collector:
         prefixes = place_windows(length, len(answer), self.settings)
         if not prefixes:
             need = max(self.settings.depth, self.settings.width)
-            raise NothingMeasuredError(f"{document}: the continuation has {len(answer)} tokens, a window needs {need}")
+            raise ShortContinuationError(
+                f"{document}: the continuation has {len(answer)} tokens, a window needs {need}: use other documents"
+            )
         # The pass starts at the last prompt token: its query is the history of the first window.
         forced = [prompt[-1], *answer]
         truth, history = self._target_rows(forced, length - 1, prefixes)
         prefill(self.draft, self.draft_cache, prompt[:-1])
         rows = self._proposal_rows if self.settings.lookahead == "proposals" else self._trajectory_rows
         lookahead = rows(forced, length - 1, prefixes)
+        if not all(bool(scores.isfinite().all()) for scores in (truth, history, lookahead)):
+            raise NothingMeasuredError(f"{document}: attention is not finite; try --dtype float32")
         columns = torch.arange(max(prefixes), device=truth.device)
         inside = columns < torch.tensor(prefixes, device=truth.device).unsqueeze(1)
         kept = truth[:, : max(prefixes)] * inside

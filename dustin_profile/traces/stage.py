@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from dustin_profile.data import Calibration, load_documents, segments
 from dustin_profile.progress import progress, say
 from dustin_profile.settings import DataSettings
-from dustin_profile.traces.collect import Collector, Heads, TraceSettings
+from dustin_profile.traces.collect import Collector, Heads, ShortContinuationError, TraceSettings
 from dustin_profile.traces.store import TraceStore
-from dustin_runtime.cache import check_context
 from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.shape import check_context
 from dustin_runtime.models.tokenizer import stop_ids
 
 
@@ -43,7 +46,7 @@ def trace_inputs(
     return {
         "models": pair.provenance() | {"rope": pair.rope.model_dump() if pair.rope else None},
         "dtype": dtype,
-        "data": settings.data if settings.data.count("/") == 1 else Path(settings.data).name,
+        "data": Path(settings.data).name if Path(settings.data).exists() else settings.data,
         "data_sha256": prompts.sha256,
         "documents": len(prompts.prompts),
         "context": settings.context,
@@ -67,8 +70,8 @@ def evaluation_heads(pair: Pair, settings: DataSettings, target_heads: Heads) ->
 def collect_traces(
     folder: Path,
     pair: Pair,
-    target: Decoder,
-    draft: Decoder,
+    models: Callable[[], tuple[Decoder, Decoder]],
+    dtype: torch.dtype,
     settings: DataSettings,
     depth: int,
     prompts: Calibration,
@@ -78,18 +81,18 @@ def collect_traces(
     """Trace every document that is not traced yet.
 
     Args:
+        models: gives target and draft; called if there is something to trace.
         heads: `history` and `evaluation` of the target, `lookahead` of the draft.
 
     Raises:
-        NothingMeasuredError: no document gave a window.
+        NothingMeasuredError: no document gave a window, or attention is not finite.
         ConflictError: the folder holds traces made from other inputs.
     """
-    dtype = str(target.dtype).removeprefix("torch.")
-    inputs = trace_inputs(pair, settings, depth, prompts, dtype, heads)
+    inputs = trace_inputs(pair, settings, depth, prompts, str(dtype).removeprefix("torch."), heads)
     entries = [{"id": p.id, "source": p.source, "sha256": p.sha256} for p in prompts.prompts]
     store = TraceStore.open(folder, inputs, entries, overwrite)
     if pending := store.pending():
-        longest = max(len(prompts.prompts[index].ids) for index in pending)
+        target, draft = models()
         collector = Collector(
             target,
             draft,
@@ -101,17 +104,18 @@ def collect_traces(
             ),
             shared_vocab=pair.shared_vocab,
             stop_ids=frozenset(stop_ids(pair.tokenizer, pair.target_source.generation_config())),
-            capacity=longest + settings.continuation,
+            # Of all prompts, whatever is left to do: a resumed run computes in the same layout.
+            capacity=max(len(prompt.ids) for prompt in prompts.prompts) + settings.continuation,
         )
         with progress("traces", len(pending)) as advance:
             for index in pending:
                 prompt = prompts.prompts[index]
                 try:
                     store.add(index, collector.trace(prompt.id, prompt.ids, prompt.answer_ids))
-                except NothingMeasuredError as error:
+                except ShortContinuationError as error:
                     store.skip(index, str(error))
                     say(str(error))
                 advance(1)
     if not len(store):
-        raise NothingMeasuredError(f"none of {len(entries)} documents gave a window: raise --continuation")
+        raise NothingMeasuredError(f"no document gave a window; {store.documents[0]['skipped']}")
     return store

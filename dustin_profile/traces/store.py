@@ -61,13 +61,14 @@ class TraceStore:
         Raises:
             CapacityError: the disk is full; what is stored stays.
         """
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         name = f"{index:05d}.safetensors"
         tensors = {key: getattr(windows, key).contiguous() for key in _TENSORS}
-        write_with(self.folder / name, lambda path: save_file(tensors, path, {"document": windows.document}))
-        size = (self.folder / name).stat().st_size
-        self._update(index, file=name, windows=len(windows.prefix), bytes=size)
+        # Not save_file: what it raises when the disk is full is no OSError.
+        content = save(tensors, {"document": windows.document})
+        write_with(self.folder / name, lambda path: path.write_bytes(content))
+        self._update(index, file=name, windows=len(windows.prefix), bytes=len(content))
         self.chosen.append(index)
 
     def skip(self, index: int, reason: str) -> None:

@@ -9,17 +9,6 @@ from dustin_runtime.errors import CapacityError
 from dustin_runtime.models.shape import ModelShape
 
 
-def check_context(shape: ModelShape, tokens: int, what: str) -> None:
-    """Refuse more positions than the model can be used at.
-
-    Raises:
-        CapacityError: naming `what` asks for them.
-    """
-    if tokens > shape.context:
-        hint = ", or stretch the model (--rope yarn:FACTOR)" if shape.rope.type == "default" else ""
-        raise CapacityError(f"{what}: {tokens} tokens exceed the model's context of {shape.context}: shorten it{hint}")
-
-
 class KVCache:
     """Keys (after RoPE) and values of a batch of sequences.
 

@@ -19,6 +19,7 @@ from dustin_runtime.models.shape import Family, ModelShape, RopeScaling
 from dustin_runtime.validation import dump_yaml, one_line, read_yaml
 
 SCHEMA_VERSION = 1
+MAX_DEPTH = 64
 
 # One function per step: MIGRATIONS[n] turns the mapping of schema version n into that of n + 1.
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -84,7 +85,7 @@ class DustinConfig(_Strict):
 
     schema_version: int = SCHEMA_VERSION
     pair: PairIdentity
-    depth: int = Field(ge=1, le=64, description="draft tokens per step (Gamma)")
+    depth: int = Field(ge=1, le=MAX_DEPTH, description="draft tokens per step (Gamma)")
     selection: Selection
     draft_cache: Literal["full"] = "full"
     rope: RopeScaling | None = Field(default=None, description="RoPE scaling that replaces both models' own")

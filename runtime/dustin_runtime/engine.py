@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.tap import QueryTap
-from dustin_runtime.cache import check_context
 from dustin_runtime.errors import NothingMeasuredError, UsageError
+from dustin_runtime.models.shape import check_context
 from dustin_runtime.prefill import prefill
 from dustin_runtime.step import State, Stepper, StepResult
 
@@ -98,7 +98,7 @@ class Engine:
 
         Raises:
             CapacityError: a prompt with its continuation exceeds a model's context.
-            NothingMeasuredError: logits are not finite.
+            NothingMeasuredError: a model computes what is not finite.
             UsageError: a prompt is empty.
         """
         sequences = [Generation(prompt) for prompt in prompts]
@@ -142,10 +142,11 @@ class Engine:
         for row, sequence in enumerate(sequences):
             tap = QueryTap(dense_attention, stepper.history_heads())
             hidden = prefill(stepper.target, target_cache.row(row), sequence.prompt, attend=tap)
+            _require_finite(hidden, row, "target")
             first.append(int(stepper.target.logits(hidden)[: stepper.shared_vocab].argmax()))
             queries.extend(query[0, -1] for query in tap.queries.values())
             if stepper.draft and draft_cache:
-                prefill(stepper.draft, draft_cache.row(row), sequence.prompt)
+                _require_finite(prefill(stepper.draft, draft_cache.row(row), sequence.prompt), row, "draft")
         device = stepper.target.device
         return State(
             target_cache,
@@ -202,3 +203,10 @@ class Engine:
         if sequence.finished is None and len(sequence.tokens) >= max_new_tokens:
             sequence.finished = "length"
         return len(new)
+
+
+def _require_finite(hidden: Tensor, row: int, side: str) -> None:
+    if not bool(hidden.isfinite().all()):
+        raise NothingMeasuredError(
+            f"row {row}: what the {side} makes of the prompt is not finite; try --dtype float32, or download it again"
+        )

@@ -6,12 +6,32 @@ import errno
 import hashlib
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dustin_runtime.errors import CapacityError, MissingError
+
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp(\.lock.*)?")
+"""Names by `temporary_sibling`, and those of the locks that Optuna puts beside its journal."""
+
+
+def temporary_sibling(path: Path) -> Path:
+    """Where this process prepares what becomes `path`, or puts what `path` was until it is deleted."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def clear_temporaries(folder: Path) -> None:
+    """Remove what killed processes left behind in a folder that no other process is writing to."""
+    for path in folder.glob(".*"):
+        if _TEMPORARY.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -20,9 +40,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     Raises:
         CapacityError: the disk is full, or the quota is.
-        MissingError: the folder cannot be written.
+        MissingError: it cannot be written for another reason.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_sibling(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -32,11 +52,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise CapacityError(f"{path}: no space left to write it; free some and run the command again") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise MissingError(f"{path}: cannot be written ({error.strerror})") from error
-        raise
+        raise MissingError(f"{path}: cannot be written ({error.strerror})") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be written there is nothing to remove
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -64,7 +83,7 @@ def read_json(path: Path) -> Any:
         raise MissingError(f"{path}: not readable as JSON ({error})") from None
 
 
-def write_with(path: Path, write: Callable[[Path], None]) -> None:
+def write_with(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file, then move it to `path`: for libraries that write files themselves."""
     with atomic_path(path) as temporary:
         write(temporary)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dustin_runtime.config import ModelIdentity, PairIdentity
-from dustin_runtime.errors import CapacityError, ConfigError, UsageError
+from dustin_runtime.config import DustinConfig, ModelIdentity, PairIdentity
+from dustin_runtime.errors import CapacityError, ConfigError, MissingError, UsageError
 from dustin_runtime.models.shape import ModelShape, RopeScaling
 
 if TYPE_CHECKING:
@@ -128,6 +128,31 @@ def open_pair(target: str, draft: str, *, rope: str | None = None, offline: bool
     return pair.with_rope(parse_rope(rope, target_shape) if rope else None)
 
 
+def open_configured(
+    config: DustinConfig, target: str | None, draft: str | None, *, rope: str | None = None, offline: bool = False
+) -> Pair:
+    """Find the pair that a config was made for: under the ids it recorded, unless it is said where.
+
+    Raises:
+        MissingError: a model cannot be found.
+        ConfigError: what is found is another pair.
+        UsageError: `rope` is not what the config was searched with.
+    """
+    recorded = config.pair
+    try:
+        pair = open_pair(target or recorded.target.id, draft or recorded.draft.id, rope=rope, offline=offline)
+    except MissingError as error:
+        if target and draft:
+            raise
+        raise MissingError(f"{error}; say with --target and --draft where the config's models are") from None
+    if rope and pair.rope != config.rope:
+        searched = f"{config.rope.type}:{config.rope.factor:g}" if config.rope else "the models' own scaling"
+        raise UsageError(f"--rope {rope}: the config was searched with {searched}; leave the option out")
+    pair = pair if rope else pair.with_rope(config.rope)
+    config.require((pair.target_id, pair.target_shape), (pair.draft_id, pair.draft_shape), pair.tokenizer_hash)
+    return pair
+
+
 def parse_rope(text: str, shape: ModelShape) -> RopeScaling:
     """Read `default`, `linear:FACTOR` or `yarn:FACTOR`; the trained length is the model's own context.
 
@@ -159,11 +184,13 @@ def pick_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(name).type
+        device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"--device {name}: unknown; give auto, cpu, cuda or cuda:N") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise CapacityError(f"--device {name}: no CUDA device is available; use --device cpu")
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name}: unknown; give auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise CapacityError(f"--device {name}: {count or 'no'} CUDA devices are available; use --device cpu")
     return name
 
 

@@ -23,7 +23,7 @@ def gather_prompts(texts: Sequence[str], files: Sequence[Path], jsonl: Path | No
     found = list(texts)
     found += [_read(path) for path in files]
     if jsonl:
-        for number, line in enumerate(_read(jsonl).splitlines(), start=1):
+        for number, line in enumerate(_read(jsonl).split("\n"), start=1):
             if line.strip():
                 found.append(_row(line, field, f"{jsonl}:{number}"))
     if not found:

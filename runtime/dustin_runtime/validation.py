@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from dustin_runtime.errors import ConfigError, MissingError
 
@@ -16,7 +17,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def one_line(error: ValidationError) -> str:
     """The first fault of a validation, as `field.sub.field: what is wrong`."""
-    first = error.errors()[0]
+    first = _first(error)
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
@@ -43,18 +44,19 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
         raise MissingError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise MissingError(f"{path}: not readable as text ({error})") from None
-    except YAMLError as error:
+    except (YAMLError, ValueError, RecursionError) as error:  # ValueError: 2001-99-99, say, is no date
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: not YAML ({getattr(error, 'problem', error)})") from None
+        reason = " ".join(str(getattr(error, "problem", error)).split())
+        raise ConfigError(f"{path}{where}: not YAML ({reason})") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: must be a mapping, holds {type(data).__name__}")
+        raise ConfigError(f"{path}: {'is empty' if data is None else 'must be a mapping of keys to values'}")
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        location = error.errors()[0]["loc"]
-        hint = ""
-        if error.errors()[0]["type"] == "extra_forbidden":
+        first, hint = _first(error), ""
+        location = first["loc"]
+        if first["type"] == "extra_forbidden":
             hint = suggest(str(location[-1]), _known_keys(model, location[:-1]))
         raise ConfigError(f"{path}{_line(data, location)}: {one_line(error)}{hint}") from None
 
@@ -77,6 +79,12 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'budget'?`, or nothing when no known word is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _first(error: ValidationError) -> ErrorDetails:
+    """An unknown key before all else: if it is misspelt, the right one is missing only for that."""
+    faults = error.errors()
+    return next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
 
 
 def _line(data: Any, location: tuple[int | str, ...]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dustin_profile.statistics import interval, m_interval, split
+from dustin_profile.statistics import flat_top, interval, m_interval, split
 from dustin_runtime.errors import NothingMeasuredError
 
 
@@ -68,29 +68,24 @@ def test_no_interval_without_finite_values(values: list[float]) -> None:
         interval(values, seed=0)
 
 
-def test_m_interval_is_the_flat_run_around_the_best() -> None:
-    m = np.arange(101)
-    peak = -((m - 60) ** 2) * 1e-4
-    tilt = np.array([-1.0, 0.0, 1.0])[:, None] * (m - 60) * 1e-3
-    # Loss 1e-4 d^2 against a standard error of 1e-3 |d| / sqrt(3): equal at |d| = 5.77.
-    assert m_interval(peak + tilt) == (55, 65)
+def test_m_interval_covers_what_the_documents_choose() -> None:
+    curve = -0.01 * np.abs(np.arange(101) - np.array([[20], [40], [60], [80]]))
+    low, high = m_interval(curve, seed=0)
+    assert 20 <= low < 50 < high <= 80
+    assert m_interval(curve, seed=0) == (low, high)
 
 
-def test_m_interval_stops_at_the_first_gap_and_at_the_ends() -> None:
-    curve = np.array([[0.5, 0.9, 0.9, 0.5, 0.9], [0.5, 0.9, 0.9, 0.5, 0.9]])
-    assert m_interval(curve) == (1, 2)
-    assert m_interval(np.ones((3, 7))) == (0, 6)
-    assert m_interval([[0.1, 0.2, 0.9], [0.1, 0.3, 0.9]]) == (2, 2)
+def test_m_interval_is_a_point_where_all_documents_agree_and_none_for_one() -> None:
+    curve = np.tile(-np.abs(np.arange(9) - 6.0), (5, 1)) + np.arange(5)[:, None]  # what all m share does not matter
+    assert m_interval(curve, seed=0) == (6, 6)
+    assert m_interval(np.ones((3, 7)), seed=0) == (0, 0)  # ties: smaller m
+    assert m_interval([[0.1, 0.9, 0.2]], seed=0) is None
 
 
-def test_m_interval_of_one_document_excludes_nothing() -> None:
-    assert m_interval([[0.1, 0.9, 0.2]]) == (0, 2)
-
-
-def test_m_interval_ignores_what_all_m_share() -> None:
-    """Documents differ far more than their curves do: only paired differences count."""
-    curve = np.array([[0.2], [0.5], [0.9]]) + np.array([[0.0, 0.01, 0.0]])
-    assert m_interval(curve) == (1, 1)
+def test_flat_top_is_the_run_around_the_best() -> None:
+    assert flat_top([0.5, 0.8, 0.8995, 0.9, 0.8991, 0.898, 0.8999]) == (2, 4)
+    assert flat_top([0.9, 0.9, 0.9]) == (0, 2)
+    assert flat_top([0.1, 0.2, 0.9]) == (2, 2)
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,10 +13,9 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import attention_rows
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.attention.tap import QueryTap
-from dustin_runtime.cache import check_context
 from dustin_runtime.errors import CapacityError, ConfigError, MissingError
 from dustin_runtime.models.decoder import Decoder
-from dustin_runtime.models.shape import ModelShape, shape_from_hf
+from dustin_runtime.models.shape import ModelShape, check_context, shape_from_hf
 from dustin_runtime.models.weights import build, load_decoder, random_decoder, safetensors_in
 
 SMALL = {

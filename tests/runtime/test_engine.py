@@ -156,7 +156,20 @@ def test_what_cannot_run_is_refused(target: Decoder) -> None:
         make_policy("dustin", None)
     with pytest.raises(UsageError, match="unknown"):
         make_policy("dustn", None)
+
+
+def test_what_is_not_finite_is_refused_and_says_where(target: Decoder) -> None:
     broken = random_decoder(SHAPE, torch.float32, "cpu")
-    broken.weights.layers[1].down[0, 0] = float("nan")
-    with pytest.raises(NothingMeasuredError, match="row 0: logits are not finite"):
+
+    def spoil(*_: object) -> bool:
+        broken.weights.layers[1].down[0, 0] = float("nan")
+        return False
+
+    stepper = Stepper(broken, broken.first_layers(1), make_policy("sd", None), None, 3, 37)
+    with pytest.raises(NothingMeasuredError, match="row 0: logits are not finite after 1 tokens"):
+        Engine(stepper).generate(PROMPTS, 30, on_tokens=spoil)
+    with pytest.raises(NothingMeasuredError, match="row 0: what the target makes of the prompt is not finite"):
         run(broken, "sd")
+    stepper = Stepper(target, broken, make_policy("sd", None), None, 3, 37)
+    with pytest.raises(NothingMeasuredError, match="row 0: what the draft makes of the prompt is not finite"):
+        Engine(stepper).generate(PROMPTS, 30)

@@ -9,8 +9,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dustin_runtime.errors import ConfigError
 from dustin_runtime.budget import check_budget
+from dustin_runtime.errors import ConfigError
 from dustin_runtime.selection import eligible_positions, ranked, select
 
 

@@ -76,7 +76,7 @@ def generate(
 
         go_offline()
     from dustin_runtime.config import load_config
-    from dustin_runtime.loading import open_pair, pick_device, pick_dtype
+    from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.models.tokenizer import stop_ids
     from dustin_runtime.policies import make_policy
     from dustin_runtime.prompts import encode, gather_prompts
@@ -86,22 +86,18 @@ def generate(
     served = _adjusted(served, budget, m)
     names = [method or ("dustin" if served else "sd"), *([compare] if compare else [])]
     policies = [make_policy(name, served.selection if served else None) for name in names]
-    sources, recipe_depth = _sources(served, pair, target, draft)
     kind = pick_device(device)
-    opened = open_pair(*sources, rope=rope, offline=offline)
-    if served:
-        opened = _checked(opened, served, rope)
+    opened, gamma = _open(served, pair, target, draft, rope, offline)
     ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
     model = opened.load_target(pick_dtype(dtype, kind), kind)
     drafter = opened.load_draft(model) if any(policy.drafts for policy in policies) else None
     ends = (
         frozenset() if ignore_eos else frozenset(stop_ids(opened.tokenizer, opened.target_source.generation_config()))
     )
-    gamma = depth or (served.depth if served else recipe_depth)
     runs = []
     for policy in policies:
         shown = not as_json and policy is policies[0]
-        runs.append(_run(opened, model, drafter, policy, gamma, ids, max_new_tokens, ends, stop or [], shown))
+        runs.append(_run(opened, model, drafter, policy, depth or gamma, ids, max_new_tokens, ends, stop or [], shown))
     _report(names, runs, as_json, served)
 
 
@@ -124,32 +120,30 @@ def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) ->
     return served.model_copy(update={"selection": selection})
 
 
-def _sources(
-    served: DustinConfig | None, pair: str | None, target: str | None, draft: str | None
-) -> tuple[tuple[str, str], int]:
-    """Where to find target and draft, and the recipe's depth."""
+def _open(
+    served: DustinConfig | None,
+    pair: str | None,
+    target: str | None,
+    draft: str | None,
+    rope: str | None,
+    offline: bool,
+) -> tuple[Pair, int]:
+    """The pair, and the depth of the config or the recipe."""
+    from dustin_runtime.loading import open_configured, open_pair
+
+    depth = 4
     if pair:
         if target or draft:
             raise UsageError("give --pair, or --target and --draft, not both")
         from dustin_runtime.pairs import find_pair
 
         recipe = find_pair(pair)
-        return (recipe.target_id, recipe.draft_id), recipe.depth
+        target, draft, depth = recipe.target_id, recipe.draft_id, recipe.depth
     if served:
-        return (target or served.pair.target.id, draft or served.pair.draft.id), served.depth
+        return open_configured(served, target, draft, rope=rope, offline=offline), served.depth
     if not (target and draft):
         raise UsageError("which models? give --config, --pair, or both --target and --draft")
-    return (target, draft), 4
-
-
-def _checked(opened: Pair, served: DustinConfig, rope: str | None) -> Pair:
-    if rope and opened.rope != served.rope:
-        raise UsageError(f"--rope {rope}: the config was searched with {served.rope or 'the models own scaling'}")
-    opened = opened.with_rope(served.rope)
-    served.require(
-        (opened.target_id, opened.target_shape), (opened.draft_id, opened.draft_shape), opened.tokenizer_hash
-    )
-    return opened
+    return open_pair(target, draft, rope=rope, offline=offline), depth
 
 
 def _run(

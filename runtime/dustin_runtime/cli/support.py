@@ -13,6 +13,7 @@ EXIT_CODES = """\
 Exit codes: 0 done; 1 a bug; 2 usage; 3 regression found by check; 4 run directory or baseline made from other inputs;
 5 memory, disk or context does not suffice; 6 model or data missing or damaged; 7 invalid config, or of another pair;
 8 nothing could be measured; 130 interrupted."""
+INTERRUPTED = 130
 
 
 def run_app(app: Callable[[], object]) -> None:
@@ -27,7 +28,11 @@ def run_app(app: Callable[[], object]) -> None:
     except DustinError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        _fail("interrupted; run the same command again to continue", 130)
+        _fail("interrupted; run the same command again to continue", INTERRUPTED)
+    except SystemExit as error:
+        if error.code == INTERRUPTED:  # Typer turns the exception into this
+            _fail("interrupted; run the same command again to continue", INTERRUPTED)
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None

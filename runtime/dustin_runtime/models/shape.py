@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dustin_runtime.errors import ConfigError
+from dustin_runtime.errors import CapacityError, ConfigError
 from dustin_runtime.validation import one_line
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
@@ -30,7 +30,7 @@ class RopeScaling(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: Literal["default", "linear", "llama3", "yarn"] = "default"
-    factor: float = Field(default=1.0, ge=1.0)
+    factor: float = Field(default=1.0, ge=1.0, allow_inf_nan=False)
     original_context: int | None = Field(default=None, ge=1)
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -99,6 +99,17 @@ class ModelShape(BaseModel):
         if rope.type in ("yarn", "linear"):
             context = max(context, int((rope.original_context or self.context) * rope.factor))
         return self.model_copy(update={"rope": rope, "context": context})
+
+
+def check_context(shape: ModelShape, tokens: int, what: str) -> None:
+    """Refuse more positions than the model can be used at.
+
+    Raises:
+        CapacityError: naming `what` asks for them.
+    """
+    if tokens > shape.context:
+        hint = ", or stretch the model (--rope yarn:FACTOR)" if shape.rope.type == "default" else ""
+        raise CapacityError(f"{what}: {tokens} tokens exceed the model's context of {shape.context}: shorten it{hint}")
 
 
 def shape_from_hf(config: Mapping[str, Any], name: str = "config.json") -> ModelShape:
