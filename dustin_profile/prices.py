@@ -30,7 +30,7 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
         check_context(shape, max(heads.lengths) + heads.steps, f"--length {max(heads.lengths)}")
         if "trace" in stages:
             check_context(shape, data.context + data.continuation, "--context with --continuation")
-    needles = heads.needle_count or NEEDLES
+    needles = min(heads.needle_count or NEEDLES, NEEDLES)
     rows: list[dict[str, Any]] = []
     for device, element_bytes in _devices(settings):
         priced = price_profile(
@@ -58,7 +58,7 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
 
 def pair_shapes(settings: Settings, choice: PairChoice) -> tuple[ModelShape, ModelShape]:
     """Shapes of target and draft: a recipe's, or those of the models' own configs."""
-    from dustin_runtime.loading import SELF, parse_rope
+    from dustin_runtime.loading import SELF, parse_rope, self_layers
     from dustin_runtime.pairs import find_model, find_pair
 
     models = settings.models
@@ -75,9 +75,10 @@ def pair_shapes(settings: Settings, choice: PairChoice) -> tuple[ModelShape, Mod
             return resolve(name, offline=models.offline).shape()
 
         target = shape(choice.target)
-        layers = choice.draft.removeprefix(SELF)
-        own = choice.draft.startswith(SELF) and layers.isdigit()
-        draft = target.model_copy(update={"layers": int(layers)}) if own else shape(choice.draft)
+        if choice.draft.startswith(SELF):
+            draft = target.model_copy(update={"layers": self_layers(choice.draft, target)})
+        else:
+            draft = shape(choice.draft)
     if models.rope:
         scaling = parse_rope(models.rope, target)
         target, draft = target.with_rope(scaling), draft.with_rope(scaling)

@@ -24,7 +24,7 @@ class ModelSettings:
 
     pair: str | None = option(None, "A known pair, such as qwen72b:0.5b; `dustin-profile pairs` lists them.")
     target: str | None = option(
-        None, "Target: hub id[@revision], folder or .gguf file. With --draft, instead of --pair."
+        None, "Target: hub id (with @revision if wanted), folder or .gguf file. With --draft, instead of --pair."
     )
     draft: str | None = option(None, "Draft: like --target, or self:N for the target's first N layers.")
     rope: str | None = option(None, "Replace the RoPE scaling: default, linear:FACTOR or yarn:FACTOR.")

@@ -37,7 +37,7 @@ class Interval(NamedTuple):
     documents: int
 
 
-def interval(values: npt.ArrayLike, seed: int, level: float = 0.95) -> Interval:
+def interval(values: npt.ArrayLike, seed: int, level: float = 0.95, share: bool = False) -> Interval:
     """Mean of one value per document, with a two-sided interval for the mean over documents of this kind.
 
     Percentile bootstrap over 16 documents or more, Student's t below, none for a single one. The interval of the
@@ -47,6 +47,7 @@ def interval(values: npt.ArrayLike, seed: int, level: float = 0.95) -> Interval:
         values: [documents].
         seed: of the bootstrap.
         level: coverage, such as 0.95.
+        share: the values are shares, so bounds beyond 0 and 1 are cut there.
 
     Raises:
         NothingMeasuredError: there is no value, or one is not finite.
@@ -63,7 +64,8 @@ def interval(values: npt.ArrayLike, seed: int, level: float = 0.95) -> Interval:
     tail = (1 - level) / 2
     if count < _BOOTSTRAP_DOCUMENTS:
         reach = float(stdtrit(count - 1, 1 - tail) * sample.std(ddof=1) / np.sqrt(count))
-        return Interval(mean, mean - reach, mean + reach, "t", count)
+        low, high = mean - reach, mean + reach
+        return Interval(mean, max(low, 0.0) if share else low, min(high, 1.0) if share else high, "t", count)
     drawn = np.random.default_rng(seed).integers(0, count, (_RESAMPLES, count))
     low, high = np.quantile(sample[drawn].mean(1), (tail, 1 - tail))
     return Interval(mean, float(low), float(high), "bootstrap", count)

@@ -76,11 +76,20 @@ def price_table(prices: dict[str, Any]) -> None:
             row["stage"],
             duration(row["seconds"]),
             size(row["gpu_bytes"]),
-            str(row["devices"]) if row["gpu_bytes"] else "",
+            _devices(row),
             size(row["disk_bytes"]),
         )
         previous = row["device"]
     _print(table)
+
+
+def _devices(row: dict[str, Any]) -> str:
+    """How many devices a stage needs; this version runs on one."""
+    if not row["gpu_bytes"]:
+        return ""
+    if row["device"] == "this cpu" and row["devices"] > 1:
+        return "does not fit"
+    return str(row["devices"])
 
 
 def duration(seconds: float) -> str:

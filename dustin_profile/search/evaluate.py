@@ -13,6 +13,7 @@ from dustin_profile.search.budget import Budget
 from dustin_profile.search.curve import lookahead_sum
 from dustin_profile.search.phases import over_documents
 from dustin_profile.traces.windows import Documents, Windows
+from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.selection import select
 
 Policy = Literal["oracle", "hybrid", "dustin_t", "dustin_d", "streaming"]
@@ -21,8 +22,6 @@ dustin_t, dustin_d: its m set to 0, and to all that is free. streaming: the firs
 (StreamingLLM, arXiv 2309.17453)."""
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-
-_STREAMING_SINK = 4
 
 
 class Recovery(NamedTuple):
@@ -65,7 +64,7 @@ def _kept(policy: Policy, windows: Windows, history: Tensor, lookahead: Tensor, 
     if policy == "streaming":
         # Scored by position, the last tokens are the best ones; fp32 holds positions exactly up to 2**24.
         recency = torch.arange(windows.truth.shape[-1], dtype=torch.float32, device=windows.truth.device)
-        first = min(_STREAMING_SINK, k - 1)
+        first = min(STREAMING_SINK, k - 1)
         recency = recency.expand_as(windows.truth)
         return select(None, recency, windows.prefix, budget=k, m=0, sink=first, window=0)
     share = {"hybrid": m, "dustin_t": 0, "dustin_d": budget.free}[policy]

@@ -24,6 +24,8 @@ from dustin_runtime.files import digest, read_json, write_json, write_text
 from dustin_runtime.loading import Pair
 
 RESULTS_VERSION = 1
+SEARCH_VERSION = 1
+"""Raised when the same inputs would be searched differently."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,11 @@ def run_search(
     searched = store.subset(set(ids) - held_out)
     reported = store.subset(held_out or ids)
     folder = run_dir / "search"
-    inputs = {"traces": digest(read_json(store.folder / "inputs.json"))} | asdict(chosen) | {"budget": budget}
+    inputs = (
+        {"version": SEARCH_VERSION, "traces": digest(read_json(store.folder / "inputs.json"))}
+        | asdict(chosen)
+        | {"budget": budget}
+    )
     open_stage(folder, inputs, settings.overwrite)
 
     options = SearchOptions(limits, chosen.draft_layers, chosen.stop_when_flat, chosen.heuristic)
@@ -150,8 +156,8 @@ def _results(
         },
         "policies": {
             name: {
-                "arr": interval(recovery.arr.numpy(), seed)._asdict(),
-                "prefix_arr": interval(recovery.prefix_arr.numpy(), seed)._asdict(),
+                "arr": interval(recovery.arr.numpy(), seed, share=True)._asdict(),
+                "prefix_arr": interval(recovery.prefix_arr.numpy(), seed, share=True)._asdict(),
                 "in_sample_arr": float(in_sample[name].arr.mean()),
                 "per_document": {e["id"]: x for e, x in zip(reported, recovery.arr.tolist(), strict=True)},
             }
@@ -202,6 +208,7 @@ def _write(run_dir: Path, config: DustinConfig, results: dict[str, Any]) -> None
     from dustin_profile.plots import split_curve
     from dustin_profile.report import markdown
 
+    (run_dir / "config.yaml").unlink(missing_ok=True)  # an earlier one must not stand beside newer results
     write_json(run_dir / "results.json", results)
     write_text(run_dir / "results.md", markdown(results))
     curve, m = results["m"]["curve"], results["m"]

@@ -25,6 +25,9 @@ from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
 
+HEADS_VERSION = 1
+"""Raised when the same inputs would be scored differently: parts of an older version are not mixed in."""
+
 
 class HeadPrompts:
     """The needle prompts of a run: the same for target and draft."""
@@ -43,7 +46,7 @@ class HeadPrompts:
     def groups(self) -> list[tuple[str, list[Sample]]]:
         """Samples by length and depth: the unit of resuming."""
         return [
-            (f"{length}-{depth:g}", list(group))
+            (f"{length}-{depth:.12g}", list(group))
             for (length, depth), group in groupby(self.samples, key=lambda s: (s.length, s.depth))
         ]
 
@@ -74,12 +77,14 @@ def find_heads(
         ConflictError: the folder holds scores made from other inputs.
     """
     inputs = {
+        "version": HEADS_VERSION,
         "model": pair.provenance()[side] | {"rope": pair.rope.model_dump() if pair.rope else None},
         "dtype": str(dtype).removeprefix("torch."),
         "mode": mode,
         "lengths": list(settings.lengths),
         "depths": list(settings.depths),
         "steps": settings.steps,
+        "stop_ids": sorted(_stop_ids(pair)),
         "haystack": prompts.haystack,
         "haystack_sha256": prompts.haystack_sha256,
         "needles_sha256": digest([needle.model_dump() for needle in prompts.needles]),

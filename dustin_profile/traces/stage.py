@@ -19,6 +19,9 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
 from dustin_runtime.models.tokenizer import stop_ids
 
+TRACES_VERSION = 1
+"""Raised when the same inputs would be traced differently: documents of an older version are not mixed in."""
+
 
 def calibration(pair: Pair, settings: DataSettings, offline: bool) -> Calibration:
     """Read the documents and cut the prompts.
@@ -44,6 +47,7 @@ def trace_inputs(
 ) -> dict[str, Any]:
     """What traces are made from."""
     return {
+        "version": TRACES_VERSION,
         "models": pair.provenance() | {"rope": pair.rope.model_dump() if pair.rope else None},
         "dtype": dtype,
         "data": Path(settings.data).name if Path(settings.data).exists() else settings.data,
@@ -55,6 +59,7 @@ def trace_inputs(
         "depth": depth,
         "width": settings.width or depth,
         "lookahead": settings.lookahead,
+        "stop_ids": sorted(stop_ids(pair.tokenizer, pair.target_source.generation_config())),
         "heads": {name: {str(layer): list(chosen) for layer, chosen in found.items()} for name, found in heads.items()},
     }
 

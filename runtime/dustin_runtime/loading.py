@@ -53,14 +53,12 @@ class Pair:
         )
 
     def provenance(self) -> dict[str, Any]:
-        """Where both models came from: ids, resolved revisions, content hashes."""
+        """Where both models came from: ids, resolved revisions, content hashes (of the target's files for `self:N`)."""
         return {
             side: {"id": name, "revision": source.revision, "sha256": source.content_hash()}
-            if source
-            else {"id": name, "revision": None, "sha256": None}
             for side, name, source in (
                 ("target", self.target_id, self.target_source),
-                ("draft", self.draft_id, self.draft_source),
+                ("draft", self.draft_id, self.draft_source or self.target_source),
             )
         }
 
@@ -107,7 +105,7 @@ def open_pair(target: str, draft: str, *, rope: str | None = None, offline: bool
     tokenizer = target_source.tokenizer()
     if draft.startswith(SELF):
         draft_source = None
-        layers = _self_layers(draft, target_shape)
+        layers = self_layers(draft, target_shape)
         draft_shape = target_shape.model_copy(update={"layers": layers})
         shared = len(tokenizer)
     else:
@@ -125,7 +123,13 @@ def open_pair(target: str, draft: str, *, rope: str | None = None, offline: bool
         shared_vocab=min(shared, target_shape.vocab, draft_shape.vocab),
         rope=None,
     )
-    return pair.with_rope(parse_rope(rope, target_shape) if rope else None)
+    scaling = parse_rope(rope, target_shape) if rope else None
+    if scaling and scaling.type == "yarn" and draft_shape.context != target_shape.context:
+        raise UsageError(
+            f"--rope {rope}: target and draft were trained on {target_shape.context} and {draft_shape.context} tokens;"
+            " one scaling cannot serve both"
+        )
+    return pair.with_rope(scaling)
 
 
 def open_configured(
@@ -210,7 +214,13 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
     return known[name]
 
 
-def _self_layers(draft: str, target: ModelShape) -> int:
+def self_layers(draft: str, target: ModelShape) -> int:
+    """N of `self:N`.
+
+    Raises:
+        UsageError: N is not a number.
+        ConfigError: the target has fewer layers.
+    """
     try:
         layers = int(draft.removeprefix(SELF))
     except ValueError:

@@ -1,7 +1,6 @@
 """One step of speculative decoding as a function of device state: draft, score, select, verify, accept.
 
-Nothing in it reads a tensor on the host, and shapes depend on the batch and the settings alone, so the same function
-can be run eagerly or captured in a CUDA graph.
+Nothing in it reads a tensor on the host. Shapes depend on the batch, the settings and `State.extent` alone.
 """
 
 from __future__ import annotations

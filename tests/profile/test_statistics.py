@@ -82,6 +82,12 @@ def test_m_interval_is_a_point_where_all_documents_agree_and_none_for_one() -> N
     assert m_interval([[0.1, 0.9, 0.2]], seed=0) is None
 
 
+def test_interval_of_shares_stays_between_0_and_1() -> None:
+    assert interval([0.99, 0.90], seed=0).high > 1
+    found = interval([0.99, 0.90], seed=0, share=True)
+    assert (found.low, found.high) == (pytest.approx(interval([0.99, 0.90], seed=0).low), 1.0)
+
+
 def test_flat_top_is_the_run_around_the_best() -> None:
     assert flat_top([0.5, 0.8, 0.8995, 0.9, 0.8991, 0.898, 0.8999]) == (2, 4)
     assert flat_top([0.9, 0.9, 0.9]) == (0, 2)

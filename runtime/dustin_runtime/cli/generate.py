@@ -54,7 +54,8 @@ def generate(
         typer.Option(help="A known pair.", autocompletion=complete_pair, rich_help_panel="Models"),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Hub id[@revision], folder or .gguf file.", rich_help_panel="Models")
+        str | None,
+        typer.Option(help="Hub id (with @revision if wanted), folder or .gguf file.", rich_help_panel="Models"),
     ] = None,
     draft: Annotated[str | None, typer.Option(help="The same, or self:N.", rich_help_panel="Models")] = None,
     rope: Annotated[

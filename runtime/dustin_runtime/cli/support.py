@@ -14,6 +14,7 @@ Exit codes: 0 done; 1 a bug; 2 usage; 3 regression found by check; 4 run directo
 5 memory, disk or context does not suffice; 6 model or data missing or damaged; 7 invalid config, or of another pair;
 8 nothing could be measured; 130 interrupted."""
 INTERRUPTED = 130
+OUT_OF_MEMORY = "out of memory: lower --context or the batch, or use a smaller model or dtype"
 
 
 def run_app(app: Callable[[], object]) -> None:
@@ -37,7 +38,11 @@ def run_app(app: Callable[[], object]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except MemoryError:
-        _fail("out of memory: lower --context or the batch, or use a smaller model", CapacityError.exit_code)
+        _fail(OUT_OF_MEMORY, CapacityError.exit_code)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises the plain class
+        if not any(words in str(error).lower() for words in ("out of memory", "can't allocate memory")):
+            raise
+        _fail(OUT_OF_MEMORY, CapacityError.exit_code)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

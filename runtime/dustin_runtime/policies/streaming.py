@@ -10,17 +10,21 @@ from torch import Tensor
 
 from dustin_runtime.policies.base import Policy, Signals
 
+STREAMING_SINK = 4
+"""First tokens that the method keeps, whatever another method's configuration protects."""
+
 
 @dataclass(frozen=True)
 class StreamingLLM(Policy):
-    """Draft, then verify over `sink` first and `budget - sink` last tokens. Keys are not renumbered."""
+    """Draft, then verify over the first 4 and the last `budget - 4` tokens. Keys are not renumbered."""
 
     name: ClassVar[str] = "streaming"
     needs_selection: ClassVar[bool] = True
 
     def select(self, signals: Signals) -> Tensor:
         assert self.selection is not None
-        budget, sink = self.selection.budget, self.selection.sink
+        budget = self.selection.budget
+        sink = min(STREAMING_SINK, budget - 1)
         slots = torch.arange(budget, device=signals.lengths.device)
         lengths = signals.lengths.unsqueeze(1)
         recent = torch.where(slots < sink, slots, lengths - budget + slots)
