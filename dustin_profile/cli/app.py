@@ -15,6 +15,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: the rich one imports for 0.2 s
 )
 
 
@@ -33,11 +34,11 @@ def _main(
     """Shared options."""
 
 
-app.command("search")(stages.search)
-app.command("srh")(stages.srh)
-app.command("trace")(stages.trace)
-app.command("check")(check.check)
-app.command("drift")(drift.drift)
+app.command("search", short_help="Everything up to the emitted config.")(stages.search)
+app.command("srh", short_help="Find the retrieval heads of both models.")(stages.srh)
+app.command("trace", short_help="Collect attention traces of documents.")(stages.trace)
+app.command("check", short_help="Exit 3 if ARR fell below a baseline.")(check.check)
+app.command("drift", short_help="KL against full verification by tokens.")(drift.drift)
 app.add_typer(pairs.app, name="pairs")
 app.command("env")(env.env)
 
