@@ -22,7 +22,6 @@ from dustin_runtime.config import DustinConfig
 from dustin_runtime.errors import ConflictError, MissingError
 from dustin_runtime.files import read_json
 from dustin_runtime.loading import Pair, open_configured, pick_device, pick_dtype
-from dustin_runtime.models.tokenizer import stop_ids
 
 _NEEDED = {"version", "pair", "traces", "depth", "selection", "documents", "policies", "heads"}
 """What a comparison reads of a baseline."""
@@ -181,7 +180,7 @@ def _measure(
         lookahead={entry.layer: entry.heads for entry in selection.lookahead},
         settings=settings,
         shared_vocab=pair.shared_vocab,
-        stop_ids=frozenset(stop_ids(pair.tokenizer, pair.target_source.generation_config())),
+        stop_ids=pair.stop_ids(),
         capacity=max(len(prompt.ids) for prompt in prompts) + traces["continuation"],
     )
     windows: list[Windows] = []

@@ -106,9 +106,6 @@ class Pipeline:
         """Everything up to the emitted config."""
         from dustin_profile.search.stage import run_search
 
-        if self.settings.overwrite:  # an emitted config says that what it was made from is complete
-            (self.run_dir / "config.yaml").unlink(missing_ok=True)
-
         asked, layers = self.settings.search.draft_layers, self.pair.draft_shape.layers
         if asked > layers:
             raise UsageError(f"--draft-layers {asked}: the draft has {layers}; give 1 to {layers}")

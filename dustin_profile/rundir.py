@@ -12,6 +12,7 @@ from typing import Any
 from dustin_runtime.errors import ConflictError, MissingError
 from dustin_runtime.files import clear_temporaries, read_json, temporary_sibling, write_json
 
+LOCK = ".lock"
 FOLDERS = ("", "srh", "srh/target", "srh/draft", "traces", "search")
 """Where a run writes."""
 
@@ -28,7 +29,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / ".lock").open("w")
+        handle = (folder / LOCK).open("w")
     except OSError as error:
         raise MissingError(f"--run-dir {folder}: cannot be written ({error.strerror})") from error
     with handle:
@@ -63,6 +64,10 @@ def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool) -> None:
                 f"{folder}: made with {name} = {_short(old)}, now {_short(new)}:"
                 " give another --run-dir, or --overwrite to discard it"
             )
+        for parent in folder.parents:
+            if (parent / LOCK).exists():  # an emitted config says that what it was made from is there
+                (parent / "config.yaml").unlink(missing_ok=True)
+                break
         # Renamed first: killed halfway, the rest must not pass for what the new inputs made.
         shutil.rmtree(folder.rename(temporary_sibling(folder)))
     write_json(path, inputs)

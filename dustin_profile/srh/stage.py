@@ -84,7 +84,7 @@ def find_heads(
         "lengths": list(settings.lengths),
         "depths": list(settings.depths),
         "steps": settings.steps,
-        "stop_ids": sorted(_stop_ids(pair)),
+        "stop_ids": sorted(pair.stop_ids()),
         "haystack": prompts.haystack,
         "haystack_sha256": prompts.haystack_sha256,
         "needles_sha256": digest([needle.model_dump() for needle in prompts.needles]),
@@ -130,7 +130,7 @@ def _run(
     groups: list[tuple[str, list[Sample]]],
     side: str,
 ) -> None:
-    ends = frozenset(_stop_ids(pair))
+    ends = pair.stop_ids()
 
     def decode(ids: Sequence[int]) -> str:
         return str(pair.tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -210,12 +210,6 @@ def _stability(accepted: list[dict[str, Any]], credit: Credit, needles: int) -> 
 def _mean(entries: list[dict[str, Any]], credit: Credit) -> Array:
     tables: Array = np.asarray([entry[credit] for entry in entries], dtype=np.float64)
     return np.asarray(tables.mean(axis=0))
-
-
-def _stop_ids(pair: Pair) -> set[int]:
-    from dustin_runtime.models.tokenizer import stop_ids
-
-    return stop_ids(pair.tokenizer, pair.target_source.generation_config())
 
 
 def summarise(path: Path) -> None:

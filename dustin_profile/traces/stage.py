@@ -17,7 +17,6 @@ from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
-from dustin_runtime.models.tokenizer import stop_ids
 
 TRACES_VERSION = 1
 """Raised when the same inputs would be traced differently: documents of an older version are not mixed in."""
@@ -59,7 +58,7 @@ def trace_inputs(
         "depth": depth,
         "width": settings.width or depth,
         "lookahead": settings.lookahead,
-        "stop_ids": sorted(stop_ids(pair.tokenizer, pair.target_source.generation_config())),
+        "stop_ids": sorted(pair.stop_ids()),
         "heads": {name: {str(layer): list(chosen) for layer, chosen in found.items()} for name, found in heads.items()},
     }
 
@@ -108,7 +107,7 @@ def collect_traces(
                 settings.continuation, settings.windows, depth, settings.width or depth, settings.lookahead
             ),
             shared_vocab=pair.shared_vocab,
-            stop_ids=frozenset(stop_ids(pair.tokenizer, pair.target_source.generation_config())),
+            stop_ids=pair.stop_ids(),
             # Of all prompts, whatever is left to do: a resumed run computes in the same layout.
             capacity=max(len(prompt.ids) for prompt in prompts.prompts) + settings.continuation,
         )

@@ -62,6 +62,12 @@ class Pair:
             )
         }
 
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a text: end-of-text and end-of-turn."""
+        from dustin_runtime.models.tokenizer import stop_ids
+
+        return frozenset(stop_ids(self.tokenizer, self.target_source.generation_config()))
+
     def with_rope(self, rope: RopeScaling | None) -> Pair:
         """The same pair under another RoPE scaling; None leaves it."""
         if rope is None:

@@ -333,3 +333,16 @@ def test_json_is_readable_text_in_the_given_order(tmp_path: Path) -> None:
     assert text.endswith(b"}\n")
     assert "é".encode() in text
     assert list(json.loads(text)) == ["b", "a"]
+
+
+def test_discarding_a_stage_takes_the_emitted_config_along_and_refusing_does_not(tmp_path: Path) -> None:
+    stage, config = tmp_path / "run" / "srh" / "target", tmp_path / "run" / "config.yaml"
+    with locked(tmp_path / "run"):
+        open_stage(stage, {"context": 1}, overwrite=False)
+        config.write_text("emitted")
+        open_stage(stage, {"context": 1}, overwrite=True)
+        with pytest.raises(ConflictError, match="context"):
+            open_stage(stage, {"context": 2}, overwrite=False)
+        assert config.exists()
+        open_stage(stage, {"context": 2}, overwrite=True)
+        assert not config.exists()

@@ -78,7 +78,6 @@ def generate(
         go_offline()
     from dustin_runtime.config import load_config
     from dustin_runtime.loading import pick_device, pick_dtype
-    from dustin_runtime.models.tokenizer import stop_ids
     from dustin_runtime.policies import make_policy
     from dustin_runtime.prompts import encode, gather_prompts
 
@@ -92,9 +91,7 @@ def generate(
     ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
     model = opened.load_target(pick_dtype(dtype, kind), kind)
     drafter = opened.load_draft(model) if any(policy.drafts for policy in policies) else None
-    ends = (
-        frozenset() if ignore_eos else frozenset(stop_ids(opened.tokenizer, opened.target_source.generation_config()))
-    )
+    ends: frozenset[int] = frozenset() if ignore_eos else opened.stop_ids()
     runs = []
     for policy in policies:
         shown = not as_json and policy is policies[0]
