@@ -48,9 +48,3 @@ class KVCache:
     def row(self, index: int) -> KVCache:
         """A view of one sequence, batch 1."""
         return KVCache(self.keys[:, index : index + 1], self.values[:, index : index + 1])
-
-    def write(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """Store new tokens: keys, values [batch, tokens, kv_heads, head_size] at positions [batch, tokens]."""
-        rows = torch.arange(positions.shape[0], device=positions.device).unsqueeze(1)
-        self.keys[layer].index_put_((rows, positions), keys)
-        self.values[layer].index_put_((rows, positions), values)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.budget import check_budget
+from dustin_runtime.kernels import usable
 
 _LOW_31_BITS = 0x7FFFFFFF
 
@@ -69,7 +70,28 @@ def select(
     rest = budget - sink - window - m
     if (m and lookahead is None) or (rest and history is None):
         raise ValueError(f"scores missing: lookahead chooses {m} tokens and history {rest}")
+    scores = lookahead if m else history
+    assert scores is not None
+    if usable(scores):
+        from dustin_runtime.kernels import selection as kernels
 
+        if kernels.fits(scores.shape[1], budget, sink, window):
+            return kernels.select(lookahead, history, lengths, budget=budget, m=m, sink=sink, window=window)
+    return select_reference(lookahead, history, lengths, budget=budget, m=m, sink=sink, window=window)
+
+
+def select_reference(
+    lookahead: Tensor | None,
+    history: Tensor | None,
+    lengths: Tensor,
+    *,
+    budget: int,
+    m: int,
+    sink: int,
+    window: int,
+) -> Tensor:
+    """`select` in plain torch, on any device."""
+    rest = budget - sink - window - m
     first = torch.arange(sink, device=lengths.device)
     ends = lengths.unsqueeze(-1)
     last = ends + torch.arange(-window, 0, device=lengths.device)

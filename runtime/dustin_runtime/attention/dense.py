@@ -1,4 +1,4 @@
-"""Causal attention of a few new tokens over the whole cache."""
+"""Causal attention of new tokens over the whole cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dustin_runtime.attention import flash
+from dustin_runtime.kernels import usable
+
+MOST_TOKENS = 65
+"""New tokens up to which the split kernel serves (the deepest verification); more are a prefill."""
+
 
 def dense_attention(layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
-    """Full-cache attention; implements `models.decoder.Attention` (shapes there). Rows may differ in length."""
+    """Attend to everything; implements `models.decoder.Attention` (shapes there). Rows may differ in length."""
+    if usable(q, heads_of=q.shape[3]) and q.shape[1] <= MOST_TOKENS:
+        from dustin_runtime.kernels.dense import dense_attention as kernel
+
+        return kernel(q, k, v, start)
+    if flash.usable(q):
+        return flash.flash_attention(q, k, v)
+    return dense_reference(q, k, v, start)
+
+
+def dense_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    """The plain reference: masked attention over `k.shape[1]` positions."""
     batch, tokens, query_heads, head_size = q.shape
     extent, kv_heads = k.shape[1], k.shape[2]
     group = query_heads // kv_heads

@@ -6,10 +6,77 @@ The only place where attention weights exist: O(keys) per head and query, never 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from dustin_runtime.config import LayerHeads
+from dustin_runtime.kernels import usable
+
+
+class ScoredHeads:
+    """The query heads of one model that are asked which positions they attend to.
+
+    A head of a layer is an *entry*; entries are numbered in the order of the configuration. `len()` counts them.
+
+    Args:
+        chosen: layers and their query heads.
+        group: query heads per KV head of the model.
+
+    Attributes:
+        heads: by layer, int64 indices on the device.
+        groups: [groups, 2] int32, the (layer, KV head) pairs that are read; members: [groups, most] int32, the entries
+            that read each, -1 padded.
+    """
+
+    def __init__(self, chosen: Sequence[LayerHeads], group: int, device: torch.device | str) -> None:
+        self.chosen = tuple(chosen)
+        self.group = group
+        self.heads = {entry.layer: torch.tensor(entry.heads, device=device) for entry in chosen}
+        readers: dict[tuple[int, int], list[int]] = {}
+        numbered = ((entry.layer, head) for entry in chosen for head in entry.heads)
+        for index, (layer, head) in enumerate(numbered):
+            readers.setdefault((layer, head // group), []).append(index)
+        most = 1 << (max(map(len, readers.values())) - 1).bit_length()
+        padded = [[*entries, *[-1] * (most - len(entries))] for entries in readers.values()]
+        self.groups = torch.tensor(list(readers), dtype=torch.int32, device=device)
+        self.members = torch.tensor(padded, dtype=torch.int32, device=device)
+
+    def __len__(self) -> int:
+        return sum(len(entry.heads) for entry in self.chosen)
+
+    def gather(self, queries: Mapping[int, Tensor]) -> Tensor:
+        """Queries saved by layer [batch, queries, heads, head_size] as one [batch, queries, entries, head_size]."""
+        return torch.cat([queries[entry.layer] for entry in self.chosen], dim=2)
+
+    def scores(self, q: Tensor, keys: Tensor, position: Tensor, columns: int) -> Tensor:
+        """Importance of every position: softmax rows, summed over heads, layers and queries (Eq. 5).
+
+        Args:
+            q: [batch, queries, entries, head_size] queries after RoPE.
+            keys: [layers, batch, capacity, kv_heads, head_size] keys after RoPE.
+            position: [batch, queries] int64, ascending, where each query stands; its row covers [0, position].
+            columns: positions that are wanted, the capacity at most. What lies beyond is not renormalised away.
+
+        Returns:
+            [batch, columns] fp32.
+        """
+        if usable(q, heads_of=q.shape[3]):
+            from dustin_runtime.kernels.scoring import attention_scores as kernel
+
+            return kernel(q, keys, self.groups, self.members, position, columns)
+        return self.reference(q, keys[:, :, : columns + q.shape[1]], position)[:, :columns]
+
+    def reference(self, q: Tensor, keys: Tensor, position: Tensor) -> Tensor:
+        """`scores` in plain torch, of all positions that `keys` has."""
+        total = torch.zeros(keys.shape[1:3], dtype=torch.float32, device=keys.device)
+        begin = 0
+        for entry in self.chosen:
+            end = begin + len(entry.heads)
+            total += attention_scores(q[:, :, begin:end], keys[entry.layer], entry.heads, self.group, position)
+            begin = end
+        return total
 
 
 def attention_rows(

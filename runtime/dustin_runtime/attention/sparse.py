@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dustin_runtime.kernels import usable
+
 
 class SparseAttention:
     """Verification over a list of kept prefix positions plus the new tokens; implements `models.decoder.Attention`.
@@ -22,10 +24,14 @@ class SparseAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
         kept = self.kept[layer if self.kept.shape[0] > 1 else 0]
-        return sparse_attention(q, k, v, start, kept)
+        if usable(q, heads_of=q.shape[3]):
+            from dustin_runtime.kernels.sparse import sparse_attention
+
+            return sparse_attention(q, k, v, start, kept)
+        return sparse_reference(q, k, v, start, kept)
 
 
-def sparse_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor) -> Tensor:
+def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor) -> Tensor:
     """The plain reference: gather, then masked attention.
 
     Args:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dustin_runtime.cache import KVCache
+from dustin_runtime.models import ops
 from dustin_runtime.models.rope import Rope
 from dustin_runtime.models.shape import ModelShape
 
@@ -107,26 +108,23 @@ class Decoder:
         batch, tokens = ids.shape
         if extent is None:
             extent = int(start.max()) + tokens
-        positions = start.unsqueeze(1) + torch.arange(tokens, device=start.device)
+        eps, rope = shape.norm_eps, self.rope
         x = F.embedding(ids, self.weights.embedding)
+        change: Tensor | None = None  # what the block before adds to x
         for index, layer in enumerate(self.weights.layers):
-            qkv = F.linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
-            qkv = qkv.view(batch, tokens, -1, shape.head_size)
-            q, k, v = qkv.split((shape.query_heads, shape.kv_heads, shape.kv_heads), dim=2)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-            q, k = self.rope.rotate(q, positions), self.rope.rotate(k, positions)
-            cache.write(index, k, v, positions)
-            seen_k, seen_v = cache.keys[index][:, :extent], cache.values[index][:, :extent]
-            attended = attend(index, q, seen_k, seen_v, start)
-            x = x + F.linear(attended.reshape(batch, tokens, -1), layer.output)
-            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
-        return self._norm(x, self.weights.norm)
+            x, normed = ops.add_rms_norm(x, change, layer.attention_norm, eps)
+            qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(batch, tokens, -1, shape.head_size)
+            keys, values = cache.keys[index], cache.values[index]
+            q = ops.rope_append(
+                qkv, layer.q_norm, layer.k_norm, rope.cos, rope.sin, start, keys, values, shape.query_heads, eps
+            )
+            attended = attend(index, q, keys[:, :extent], values[:, :extent], start)
+            x, normed = ops.add_rms_norm(
+                x, F.linear(attended.reshape(batch, tokens, -1), layer.output), layer.mlp_norm, eps
+            )
+            change = F.linear(ops.silu_mul(F.linear(normed, layer.gate_up)), layer.down)
+        return ops.add_rms_norm(x, change, self.weights.norm, eps)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., hidden] to [..., vocab] (rows beyond the tokenizer's ids are padding)."""
         return F.linear(hidden, self.weights.head)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), eps=self.shape.norm_eps).to(x.dtype) * weight

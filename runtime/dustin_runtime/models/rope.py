@@ -54,21 +54,10 @@ def _yarn(base: Tensor, head_size: int, theta: float, rope: RopeScaling) -> Tens
 
 
 class Rope:
-    """Tables of cos and sin up to a length, and their application."""
+    """Tables of cos and sin up to a length; `models.ops.rope_append` applies them."""
 
     def __init__(self, shape: ModelShape, length: int, device: torch.device | str = "cpu") -> None:
         frequencies, factor = inverse_frequencies(shape.head_size, shape.rope_theta, shape.rope)
         angles = torch.outer(torch.arange(length).float(), frequencies)
         self.cos = (angles.cos() * factor).to(device)  # [length, head_size / 2] fp32
         self.sin = (angles.sin() * factor).to(device)
-
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate queries or keys to their absolute positions.
-
-        Args:
-            x: [batch, tokens, heads, head_size].
-            positions: [batch, tokens] int64.
-        """
-        cos, sin = self.cos[positions].unsqueeze(2), self.sin[positions].unsqueeze(2)
-        first, second = x.float().chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -1,0 +1,74 @@
+"""The most probable token and whether its row of logits is sound, in one reading of the logits.
+
+Reference: `torch.argmax` and `torch.isfinite`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dustin_runtime.kernels import ceil_div, next_power_of_2
+from dustin_runtime.kernels.workspace import counters
+
+
+@triton.jit
+def _argmax(
+    logits, best_value, best_id, sound, ids, finite, counter, stride, vocab,
+    BLOCK: tl.constexpr, SHARE: tl.constexpr, SPLITS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1)
+    split = tl.program_id(0)
+    top = tl.full([], float("-inf"), tl.float32)
+    at = tl.full([], 0, tl.int32)
+    good = tl.full([], 1, tl.int32)
+    for begin in range(split * SHARE, split * SHARE + SHARE, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        inside = column < vocab
+        value = tl.load(logits + row.to(tl.int64) * stride + column, mask=inside, other=0.0).to(tl.float32)
+        good = tl.minimum(good, tl.min((tl.abs(value) < float("inf")).to(tl.int32), 0))
+        value = tl.where(inside & (value == value), value, float("-inf"))
+        highest = tl.max(value, 0)
+        place = tl.min(tl.where((value == highest) & inside, column, 0x7FFFFFFF), 0)
+        at = tl.where(highest > top, place, at)
+        top = tl.maximum(top, highest)
+    tl.store(best_value + row * SPLITS + split, top)
+    tl.store(best_id + row * SPLITS + split, at)
+    tl.store(sound + row * SPLITS + split, good)
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counter + row, 1, sem="acq_rel")
+    if arrived == SPLITS - 1:
+        slot = tl.arange(0, SLOTS)
+        there = slot < SPLITS
+        values = tl.load(best_value + row * SPLITS + slot, mask=there, other=float("-inf"), cache_modifier=".cg")
+        places = tl.load(best_id + row * SPLITS + slot, mask=there, other=0x7FFFFFFF, cache_modifier=".cg")
+        goods = tl.load(sound + row * SPLITS + slot, mask=there, other=1, cache_modifier=".cg")
+        tl.store(ids + row, tl.min(tl.where(values == tl.max(values, 0), places, 0x7FFFFFFF), 0).to(tl.int64))
+        tl.store(finite + row, tl.min(goods, 0).to(tl.int1))
+        tl.store(counter + row, 0)
+
+
+def argmax_finite(logits: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+    """Arg-max over the first `vocab` columns, the smallest of equals, and whether all of them are finite.
+
+    Args:
+        logits: [..., columns], contiguous. NaN never wins.
+
+    Returns:
+        ids [...] int64; finite [...] bool.
+    """
+    rows = logits.numel() // logits.shape[-1]
+    block = 2048
+    share = block * max(1, ceil_div(vocab * rows, block * 2048))
+    splits = ceil_div(vocab, share)
+    best_value = torch.empty(rows * splits, dtype=torch.float32, device=logits.device)
+    best_id, sound = torch.empty(2, rows * splits, dtype=torch.int32, device=logits.device)
+    ids = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    finite = torch.empty(logits.shape[:-1], dtype=torch.bool, device=logits.device)
+    _argmax[(splits, rows)](
+        logits, best_value, best_id, sound, ids, finite, counters(logits.device, rows), logits.shape[-1], vocab,
+        BLOCK=block, SHARE=share, SPLITS=splits, SLOTS=next_power_of_2(splits), num_warps=8,
+    )  # fmt: skip
+    return ids, finite

@@ -1,0 +1,77 @@
+"""What dense and sparse attention share: one tile of online softmax, and the merge of partial results.
+
+Online softmax: arXiv 1805.02867. Splitting over keys with a merge at the end: FlashDecoding (PyTorch blog, 2023-10).
+Exponents are base 2, with log2(e) folded into the scale.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_tile(q, k, v, seen, scale, top, total, acc, MASKED: tl.constexpr):
+    """One tile of keys.
+
+    Args:
+        q: [ROWS, D]; k, v: [KEYS, D]; seen: [ROWS, KEYS] which keys a row sees, if MASKED.
+        scale: head_size^-1/2 log2(e).
+        top, total: [ROWS] fp32 running maximum of the unscaled scores, and sum of exponentials; acc: [ROWS, D] fp32.
+    """
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    base = higher * scale
+    if MASKED:
+        base = tl.where(higher == float("-inf"), 0.0, base)  # a row that has seen nothing yet: avoid inf - inf
+    shrink = tl.exp2(top * scale - base)
+    weights = tl.exp2(scores * scale - base[:, None])  # one fused multiply-add per score
+    total = total * shrink + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return higher, total, acc
+
+
+@triton.jit
+def finish(
+    acc, top, total, scale, out, out_offset, out_seen, group, slot, stride, split, active,
+    partials, tops, totals, counters, ROWS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Write the result of a group of programs: at once if it is one program, else by the last of them to arrive.
+
+    The merge runs in order of the splits, so results do not depend on which program was last.
+
+    Args:
+        out_offset, out_seen: [ROWS, D] element offsets of the output, and which of them exist.
+        group: index of this group's counter; active: programs in the group; split: of this program in it.
+        slot, stride: split s of the group owns the scratch slot `slot + s * stride`.
+        partials: [slots, ROWS, D] fp32; tops, totals: [slots, ROWS] fp32.
+    """
+    row = tl.arange(0, ROWS)
+    tile = row[:, None] * D + tl.arange(0, D)[None, :]
+    if active == 1:
+        tl.store(out + out_offset, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_seen)
+    else:
+        mine = (slot + split * stride) * ROWS
+        tl.store(partials + mine * D + tile, acc, mask=out_seen)
+        tl.store(tops + mine + row, top)
+        tl.store(totals + mine + row, total)
+        tl.debug_barrier()  # all threads' stores come before the one thread's atomic, which releases them
+        arrived = tl.atomic_add(counters + group, 1, sem="acq_rel")
+        if arrived == active - 1:
+            best = tl.full([ROWS], float("-inf"), tl.float32)
+            for other in range(active):
+                at = (slot + other * stride) * ROWS
+                best = tl.maximum(best, tl.load(tops + at + row, cache_modifier=".cg"))
+            merged = tl.zeros([ROWS, D], tl.float32)
+            weight = tl.zeros([ROWS], tl.float32)
+            for other in range(active):
+                at = (slot + other * stride) * ROWS
+                part = tl.exp2((tl.load(tops + at + row, cache_modifier=".cg") - best) * scale)
+                weight += part * tl.load(totals + at + row, cache_modifier=".cg")
+                merged += part[:, None] * tl.load(
+                    partials + at * D + tile, mask=out_seen, other=0.0, cache_modifier=".cg"
+                )
+            tl.store(out + out_offset, (merged / weight[:, None]).to(out.dtype.element_ty), mask=out_seen)
+            tl.store(counters + group, 0)

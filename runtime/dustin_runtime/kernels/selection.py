@@ -1,0 +1,184 @@
+"""The kept list of every sequence in two launches: candidates per chunk, then the choice among them.
+
+Reference: `dustin_runtime.selection.select_reference`, whose result this equals position for position.
+
+The k-th largest score is found by building its bits from the top (scores are not negative, so their bits order as
+they do): 16 counts, two bits each, over values that stay in registers. Candidates keep the order of positions, so ties
+go to the smaller position and lists come out ascending.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dustin_runtime.kernels import ceil_div, next_power_of_2
+
+MOST_CANDIDATES = 32768
+"""Values that one program can hold; longer selections are left to the reference."""
+
+
+@triton.jit
+def _best(bits, count):
+    """Mask of the `count` largest of `bits` [N] int32 (-1: not there), the first of equals; all, if there are fewer."""
+    threshold = tl.zeros([], tl.int32)
+    for step in tl.static_range(16):
+        # Two bits at a time: the counts of three thresholds are summed at once, packed into one integer.
+        shift = 30 - 2 * step
+        one = (bits >= (threshold | (1 << shift))).to(tl.int64)
+        if step == 0:
+            counts = tl.sum(one, 0)
+        else:
+            two = (bits >= (threshold | (2 << shift))).to(tl.int64)
+            three = (bits >= (threshold | (3 << shift))).to(tl.int64)
+            counts = tl.sum(one + (two << 20) + (three << 40), 0)
+        digit = ((counts & 0xFFFFF) >= count).to(tl.int32)
+        digit += (((counts >> 20) & 0xFFFFF) >= count).to(tl.int32)
+        digit += ((counts >> 40) >= count).to(tl.int32)
+        threshold |= digit << shift
+    above = bits > threshold
+    equal = bits == threshold
+    room = count - tl.sum(above.to(tl.int32), 0)
+    if tl.sum(equal.to(tl.int32), 0) > room:  # a tie across the border
+        equal = equal & (tl.cumsum(equal.to(tl.int32), 0) <= room)
+    return above | equal
+
+
+@triton.jit
+def _bits(scores):
+    """Of non-negative floats, ordered as they are; without the sign bit, -0.0 equals 0.0."""
+    return scores.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _candidates(
+    lookahead, history, lengths, found, found_bits, lookahead_stride, history_stride, columns, sink, window, m, rest,
+    CHUNK: tl.constexpr, MOST: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """One program: the best positions of one chunk of one score list. History keeps `m` more, for lookahead to take."""
+    chunk = tl.program_id(0)
+    which = tl.program_id(1)
+    sequence = tl.program_id(2)
+    position = chunk * CHUNK + tl.arange(0, CHUNK)
+    eligible = (position >= sink) & (position < tl.load(lengths + sequence) - window) & (position < columns)
+    if which == 0:
+        scores = tl.load(lookahead + sequence.to(tl.int64) * lookahead_stride + position, mask=eligible, other=0.0)
+        count = m
+    else:
+        scores = tl.load(history + sequence.to(tl.int64) * history_stride + position, mask=eligible, other=0.0)
+        count = rest + m
+    if (which == 0 and m == 0) or (which == 1 and rest == 0):
+        return
+    bits = tl.where(eligible, _bits(scores), -1)
+    chosen = _best(bits, count) & eligible
+    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    base = ((sequence * 2 + which) * CHUNKS + chunk) * MOST
+    slot = tl.arange(0, CHUNK)
+    tl.store(found_bits + base + slot, -1, mask=(slot >= tl.sum(chosen.to(tl.int32), 0)) & (slot < MOST))
+    tl.store(found_bits + base + place, bits, mask=chosen)
+    tl.store(found + base + place, position, mask=chosen)
+
+
+@triton.jit
+def _choose(
+    lookahead, lengths, found, found_bits, unsorted, kept, lookahead_stride, sink, window, m, rest, budget,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
+    HAS_LOOKAHEAD: tl.constexpr, HAS_HISTORY: tl.constexpr,
+):  # fmt: skip
+    """One program: the kept list of one sequence."""
+    sequence = tl.program_id(0)
+    length = tl.load(lengths + sequence).to(tl.int32)
+    unsorted += sequence * budget
+    entry = tl.arange(0, LIST)
+    slot = tl.arange(0, BLOCK)
+    there = slot < COUNT
+
+    # Protected tokens: the first, then those of the window that are not among them.
+    count = tl.minimum(sink, length)
+    tl.store(unsorted + entry, entry, mask=entry < count)
+    window_begin = tl.maximum(length - window, count)
+    tl.store(unsorted + count + entry, window_begin + entry, mask=entry < length - window_begin)
+    count += length - window_begin
+
+    if HAS_LOOKAHEAD:
+        base = sequence * 2 * COUNT
+        bits = tl.load(found_bits + base + slot, mask=there, other=-1)
+        position = tl.load(found + base + slot, mask=bits >= 0, other=0)
+        chosen = _best(bits, m) & (bits >= 0)
+        tl.store(unsorted + count + tl.cumsum(chosen.to(tl.int32), 0) - 1, position, mask=chosen)
+        count += tl.sum(chosen.to(tl.int32), 0)
+        # What lookahead chose is above this score, or has it and does not lie behind this position.
+        least = tl.min(tl.where(chosen, bits, 0x7FFFFFFF), 0)
+        behind = tl.max(tl.where(chosen & (bits == least), position, -1), 0)
+    if HAS_HISTORY:
+        base = (sequence * 2 + 1) * COUNT
+        bits = tl.load(found_bits + base + slot, mask=there, other=-1)
+        position = tl.load(found + base + slot, mask=bits >= 0, other=0)
+        if HAS_LOOKAHEAD:
+            scores = tl.load(lookahead + sequence.to(tl.int64) * lookahead_stride + position, mask=bits >= 0, other=0.0)
+            ahead = _bits(scores)
+            bits = tl.where((ahead > least) | ((ahead == least) & (position <= behind)), -1, bits)
+        chosen = _best(bits, rest) & (bits >= 0)
+        tl.store(unsorted + count + tl.cumsum(chosen.to(tl.int32), 0) - 1, position, mask=chosen)
+        count += tl.sum(chosen.to(tl.int32), 0)
+
+    # Ascending order: an entry's place is the number of entries below it.
+    tl.debug_barrier()
+    mine = tl.load(unsorted + entry, mask=entry < count, other=0x7FFFFFFF)
+    rank = tl.zeros([LIST], tl.int32)
+    for begin in range(0, count, TILE):
+        other = begin + tl.arange(0, TILE)
+        theirs = tl.load(unsorted + other, mask=other < count, other=0x7FFFFFFF)
+        rank += tl.sum((theirs[:, None] < mine[None, :]).to(tl.int32), 0)
+    kept += sequence * budget
+    tl.store(kept + rank, mine.to(tl.int64), mask=entry < count)
+    tl.store(kept + entry, tl.full([LIST], -1, tl.int64), mask=(entry >= count) & (entry < budget))
+
+
+def chunking(columns: int, most: int) -> tuple[int, int, int]:
+    """Positions per chunk, chunks, and candidates kept of each."""
+    chunk = 4096
+    while ceil_div(columns, chunk) * min(chunk, most) > 16384 and chunk < 16384:
+        chunk *= 2
+    return chunk, ceil_div(columns, chunk), min(chunk, most)
+
+
+def fits(columns: int, budget: int, sink: int, window: int) -> bool:
+    """Whether the kernels can do a selection of this size."""
+    _, chunks, most = chunking(columns, budget - sink - window)
+    return chunks * most <= MOST_CANDIDATES and budget <= 8192
+
+
+def select(
+    lookahead: Tensor | None,
+    history: Tensor | None,
+    lengths: Tensor,
+    *,
+    budget: int,
+    m: int,
+    sink: int,
+    window: int,
+) -> Tensor:
+    """Arguments and result as `dustin_runtime.selection.select`; rows of scores are contiguous."""
+    rest = budget - sink - window - m
+    scores = lookahead if m else history
+    assert scores is not None
+    batch, columns = scores.shape
+    chunk, chunks, most = chunking(columns, m + rest)
+    ahead, back = (scores if x is None else x for x in (lookahead, history))
+    found, found_bits = torch.empty(2, batch * 2 * chunks * most, dtype=torch.int32, device=scores.device)
+    unsorted = torch.empty(batch, budget, dtype=torch.int32, device=scores.device)
+    kept = torch.empty(batch, budget, dtype=torch.int64, device=scores.device)
+    _candidates[(chunks, 2, batch)](
+        ahead, back, lengths, found, found_bits, ahead.stride(0), back.stride(0), columns, sink, window, m, rest,
+        CHUNK=chunk, MOST=most, CHUNKS=chunks, num_warps=chunk // 512,
+    )  # fmt: skip
+    count = chunks * most
+    _choose[(batch,)](
+        ahead, lengths, found, found_bits, unsorted, kept, ahead.stride(0), sink, window, m, rest, budget,
+        COUNT=count, BLOCK=next_power_of_2(count), LIST=next_power_of_2(budget), TILE=16,
+        HAS_LOOKAHEAD=m > 0, HAS_HISTORY=rest > 0, num_warps=32 if count > 8192 else 16,
+    )  # fmt: skip
+    return kept

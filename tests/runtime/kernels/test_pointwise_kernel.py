@@ -1,0 +1,79 @@
+"""Fused small operations against plain torch."""
+
+from __future__ import annotations
+
+import cases
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dustin_runtime.cache import KVCache
+from dustin_runtime.models import ops
+from dustin_runtime.models.rope import Rope
+from dustin_runtime.models.shape import ModelShape
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("width", [48, 576, 3584])
+def test_add_rms_norm(width: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+    from dustin_runtime.kernels.pointwise import add_rms_norm
+
+    x, delta = torch.randn(2, 3, 5, width, generator=generator, device=generator.device).to(dtype)
+    weight = torch.rand(width, generator=generator, device=generator.device).to(dtype)
+    for change in (None, delta):
+        found = add_rms_norm(x, change, weight, 1e-6)
+        want = ops.add_rms_norm_reference(x, change, weight, 1e-6)
+        assert torch.equal(found[0], want[0])
+        assert cases.error(found[1], want[1]) < cases.tolerance(dtype)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("ffn", [64, 1536, 4864])
+def test_silu_mul(ffn: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+    from dustin_runtime.kernels.pointwise import silu_mul
+
+    x = torch.randn(3, 2, 2 * ffn, generator=generator, device=generator.device).to(dtype)
+    gate, up = x.chunk(2, dim=-1)
+    assert cases.error(silu_mul(x), F.silu(gate) * up) < cases.tolerance(dtype)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("size", [64, 128])
+def test_rope_append(size: int, qk_norm: bool, dtype: torch.dtype, generator: torch.Generator) -> None:
+    from dustin_runtime.kernels.pointwise import rope_append
+
+    device = generator.device
+    shape = ModelShape(
+        family="llama", layers=2, hidden=32, ffn=32, query_heads=6, kv_heads=2, head_size=size, vocab=8, context=512
+    )
+    rope = Rope(shape, 512, device)
+    qkv = torch.randn(3, 4, 10, size, generator=generator, device=device).to(dtype)
+    norms = torch.rand(2, size, generator=generator, device=device).to(dtype) if qk_norm else (None, None)
+    start = torch.tensor([0, 17, 400], device=device)
+    found, want = (KVCache.allocate(shape, 3, 450, dtype, device) for _ in range(2))
+    arguments = (*norms, rope.cos, rope.sin, start)
+    q = rope_append(qkv, *arguments, found.keys[1], found.values[1], 6, 1e-6)
+    expected = ops.rope_append_reference(qkv, *arguments, want.keys[1], want.values[1], 6, 1e-6)
+    assert cases.error(q, expected) < cases.tolerance(dtype)
+    assert cases.error(found.keys, want.keys) < cases.tolerance(dtype)
+    assert torch.equal(found.values, want.values)
+    assert torch.equal(found.keys == 0, want.keys == 0)
+
+
+@pytest.mark.parametrize(("rows", "columns", "vocab"), [(3, 100, 97), (2, 5000, 4999), (64, 9000, 9000)])
+def test_argmax_finite(rows: int, columns: int, vocab: int, generator: torch.Generator) -> None:
+    from dustin_runtime.kernels.argmax import argmax_finite
+
+    logits = torch.randn(rows, columns, generator=generator, device=generator.device).half().float()
+    logits[:, vocab:] = 100
+    logits[1, 7] = logits[1, :vocab].max()  # a tie: the smaller id wins
+    ids, finite = argmax_finite(logits, vocab)
+    best = logits[:, :vocab].max(dim=1, keepdim=True).values
+    assert torch.equal(ids, (logits[:, :vocab] == best).int().argmax(dim=1))
+    assert finite.all()
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        broken = logits.clone()
+        broken[0, vocab - 1] = bad
+        _, finite = argmax_finite(broken, vocab)
+        assert finite.tolist() == [False] + [True] * (rows - 1)

@@ -1,0 +1,62 @@
+"""The sparse kernel against the plain reference in float64."""
+
+from __future__ import annotations
+
+import cases
+import pytest
+import torch
+
+from dustin_runtime.attention.sparse import sparse_reference
+
+
+def kept_lists(budget: int, heads: int, generator: torch.Generator) -> torch.Tensor:
+    """[batch, heads, budget] ascending positions, -1 at the end where a prefix is shorter."""
+    lists = torch.full((len(cases.LENGTHS), heads, budget), -1, device=generator.device)
+    for row, length in enumerate(cases.LENGTHS):
+        for head in range(heads):
+            chosen = torch.randperm(length, generator=generator, device=generator.device)[:budget].sort().values
+            lists[row, head, : len(chosen)] = chosen
+    return lists
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize(("size", "group", "tokens"), cases.SHAPES)
+@pytest.mark.parametrize("heads", [1, cases.KV_HEADS])
+def test_ragged_lists_equal_the_reference(
+    size: int, group: int, tokens: int, heads: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    from dustin_runtime.kernels.sparse import sparse_attention
+
+    k, v = cases.cache(cases.LENGTHS, tokens, size, dtype, generator)
+    q = cases.queries(len(cases.LENGTHS), tokens, group, size, dtype, generator)
+    start = torch.tensor(cases.LENGTHS, device=q.device)
+    kept = kept_lists(150, heads, generator)
+    found = sparse_attention(q, k, v, start, kept)
+    want = sparse_reference(q.double(), k.double().nan_to_num(), v.double().nan_to_num(), start, kept)
+    assert cases.error(found, want) < cases.tolerance(dtype)
+    assert torch.equal(sparse_attention(q, k, v, start, kept), found)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+@pytest.mark.parametrize("budget", [1, 40, 64, 129])
+def test_any_split_and_budget(splits: int, budget: int, generator: torch.Generator) -> None:
+    from dustin_runtime.kernels.sparse import Tiling, sparse_attention
+
+    k, v = cases.cache(cases.LENGTHS, 3, 64, torch.float32, generator)
+    q = cases.queries(len(cases.LENGTHS), 3, 4, 64, torch.float32, generator)
+    start = torch.tensor(cases.LENGTHS, device=q.device)
+    kept = kept_lists(budget, 1, generator)
+    want = sparse_reference(q.double(), k.double().nan_to_num(), v.double().nan_to_num(), start, kept)
+    found = sparse_attention(q, k, v, start, kept, Tiling(16, 32, splits, 4, 2))
+    assert cases.error(found, want) < cases.tolerance(torch.float32)
+
+
+def test_an_empty_list_leaves_the_new_tokens(generator: torch.Generator) -> None:
+    from dustin_runtime.kernels.sparse import sparse_attention
+
+    k, v = cases.cache(cases.LENGTHS, 3, 64, torch.float32, generator)
+    q = cases.queries(len(cases.LENGTHS), 3, 4, 64, torch.float32, generator)
+    start = torch.tensor(cases.LENGTHS, device=q.device)
+    kept = torch.full((len(cases.LENGTHS), 1, 8), -1, device=q.device)
+    want = sparse_reference(q.double(), k.double().nan_to_num(), v.double().nan_to_num(), start, kept)
+    assert cases.error(sparse_attention(q, k, v, start, kept), want) < cases.tolerance(torch.float32)
