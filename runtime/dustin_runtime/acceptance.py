@@ -15,6 +15,7 @@ from dustin_runtime.errors import UsageError
 
 DRAFT, ACCEPT, FINAL = 0, 1, 2
 """Streams of `uniform`: the draft's proposal, the acceptance test, the target's own token."""
+STREAMS = 3
 
 _MANTISSA = 24
 
@@ -130,7 +131,7 @@ def accept_greedy(logits: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
         accepted: [B] int64 in [0, depth].
     """
     tokens = logits.argmax(dim=-1)
-    return tokens, _leading(tokens[:, :-1] == drafts)
+    return tokens, leading(tokens[:, :-1] == drafts)
 
 
 def accept_sampled(
@@ -154,7 +155,7 @@ def accept_sampled(
     ids = drafts.unsqueeze(-1)
     p = target_probabilities[:, :depth].gather(2, ids).squeeze(-1)
     q = draft_probabilities.gather(2, ids).squeeze(-1)
-    accepted = _leading(u_accept * q < p)  # u < p / q
+    accepted = leading(u_accept * q < p)  # u < p / q
     rest = _at(target_probabilities, accepted)
     if depth:
         residual = (rest - _at(draft_probabilities, accepted.clamp_max(depth - 1))).clamp_min(0)
@@ -176,8 +177,13 @@ def accept_forced(drafts: Tensor, own: Tensor, rate: float, u: Tensor) -> tuple[
     Returns:
         tokens, accepted: as of `accept_greedy`.
     """
-    accepted = _leading(u < rate)
+    accepted = leading(u < rate)
     return _joined(drafts, own, accepted), accepted
+
+
+def leading(passed: Tensor) -> Tensor:
+    """[B] int64, how many columns of [B, depth] bool are true before the first that is not."""
+    return passed.long().cumprod(dim=1).sum(dim=1)
 
 
 def rate_for(tau: float, depth: int) -> float:
@@ -221,11 +227,6 @@ def _nucleus(found: Tensor, top_p: Tensor) -> Tensor:
     before = torch.nn.functional.pad(ordered.cumsum(dim=-1)[..., :-1], (1, 0), value=-1.0)  # the first always stays
     kept = torch.zeros_like(found).scatter(-1, ids, ordered.masked_fill(before >= top_p, 0))
     return kept / kept.sum(dim=-1, keepdim=True)
-
-
-def _leading(passed: Tensor) -> Tensor:
-    """[B] int64, how many columns of [B, depth] bool are true before the first that is not."""
-    return passed.long().cumprod(dim=1).sum(dim=1)
 
 
 def _at(rows: Tensor, index: Tensor) -> Tensor:

@@ -87,7 +87,9 @@ class DustinConfig(_Strict):
     pair: PairIdentity
     depth: int = Field(ge=1, le=MAX_DEPTH, description="draft tokens per step (Gamma)")
     selection: Selection
-    draft_cache: Literal["full"] = "full"
+    draft_cache: Literal["full", "sink+window"] = Field(
+        default="full", description="what the draft attends to: everything, or as many first and last tokens as budget"
+    )
     rope: RopeScaling | None = Field(default=None, description="RoPE scaling that replaces both models' own")
     evidence: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
@@ -112,6 +114,11 @@ class DustinConfig(_Strict):
             if len({entry.layer for entry in chosen}) < len(chosen):
                 raise ValueError(f"selection.{side} repeats a layer")
         return self
+
+    @property
+    def draft_budget(self) -> int | None:
+        """Tokens of its cache that the draft reads; None for all."""
+        return self.selection.budget if self.draft_cache == "sink+window" else None
 
     def require(self, target: tuple[str, ModelShape], draft: tuple[str, ModelShape], tokenizer: str) -> None:
         """Refuse to be used with models it was not made for.

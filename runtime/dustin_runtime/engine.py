@@ -1,20 +1,42 @@
-"""The eager engine: prompts in, tokens out, with the figures that judge a method."""
+"""The engine: a queue of prompts through a fixed number of rows (continuous batching), with one method.
+
+On a GPU a step is one graph replay and the host reads its tokens while the next one runs; a row that has ended is
+stepped once more, which does it no harm. On a CPU a step is read at once.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from dustin_runtime import acceptance
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.tap import QueryTap
+from dustin_runtime.diagnosis import where_it_breaks
 from dustin_runtime.errors import NothingMeasuredError, UsageError
+from dustin_runtime.graph import StepGraph
+from dustin_runtime.kernels import usable
 from dustin_runtime.models.shape import check_context
-from dustin_runtime.prefill import prefill
+from dustin_runtime.prefill import chunk_for, prefill
+from dustin_runtime.statistics import Statistics
 from dustin_runtime.step import State, Stepper, StepResult
+
+OnTokens = Callable[[int, list[int]], bool]
+OnStep = Callable[[StepResult, list[int]], None]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How one prompt's tokens are drawn: temperature 0 is greedy, top_p 1 is off."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
 
 
 @dataclass
@@ -27,186 +49,274 @@ class Generation:
     """`stop` or `length` once it is."""
 
 
-@dataclass
-class Statistics:
-    """Figures of one run; a step counts once per active row."""
+@dataclass(frozen=True)
+class _Ticket:
+    """A step on its way to the host: whose tokens lie in which row, where they arrive, and when."""
 
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    steps: int = 0
-    emitted: int = 0
-    """Tokens emitted by steps: the first token of a sequence comes from its prefill."""
-    accepted_at: list[int] = field(default_factory=list)
-    """How often the draft at position 1, 2, ... of its step was accepted."""
-    read: float = 0.0
-    """Prefix tokens that a KV head read, summed over steps."""
-
-    @property
-    def tau(self) -> float:
-        """Tokens per step, the target's own included; what a limit cut off the last step counts."""
-        return 1 + sum(self.accepted_at) / self.steps if self.steps else 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.emitted / self.decode_seconds if self.decode_seconds else 0.0
-
-    @property
-    def acceptance(self) -> list[float]:
-        """Share of steps that accepted the draft at each position; a rejection ends a step's run."""
-        return [count / self.steps for count in self.accepted_at] if self.steps else []
-
-    @property
-    def kept(self) -> float:
-        """Mean prefix tokens that a KV head reads per step."""
-        return self.read / self.steps if self.steps else 0.0
-
-    def as_dict(self) -> dict[str, object]:
-        """The figures for a report."""
-        return {
-            "tokens": self.emitted,
-            "steps": self.steps,
-            "tokens_per_s": self.tokens_per_second,
-            "tau": self.tau,
-            "acceptance_per_position": self.acceptance,
-            "kept_tokens_per_step": self.kept,
-            "prefill_s": self.prefill_seconds,
-            "decode_s": self.decode_seconds,
-        }
+    occupants: list[int | None]
+    packed: Tensor
+    arrived: torch.cuda.Event | None
+    result: StepResult
 
 
 class Engine:
-    """Runs a fixed batch of prompts to their ends with one method."""
+    """Runs prompts to their ends with one method.
 
-    def __init__(self, stepper: Stepper, stop_ids: frozenset[int] = frozenset()) -> None:
+    Args:
+        stop_ids: ids that end a sequence.
+        rows: sequences that are stepped together; all prompts of a call if not given.
+        graph: whether a step is one CUDA graph; by default wherever kernels serve the model.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        stop_ids: frozenset[int] = frozenset(),
+        *,
+        rows: int | None = None,
+        graph: bool | None = None,
+    ) -> None:
         self.stepper = stepper
         self.stop_ids = stop_ids
+        self.rows = rows
+        self.graph = usable(stepper.target.weights.norm) if graph is None else graph
+        self._state: State | None = None
+        self._captured: StepGraph | None = None
 
     @torch.inference_mode()
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int,
-        on_tokens: Callable[[int, list[int]], bool] | None = None,
-        on_step: Callable[[StepResult, list[int]], None] | None = None,
+        on_tokens: OnTokens | None = None,
+        on_step: OnStep | None = None,
+        draws: Sequence[Draw] | None = None,
     ) -> tuple[list[Generation], Statistics]:
-        """Continue every prompt greedily.
+        """Continue every prompt.
 
         Args:
             prompts: token ids, each at least one.
-            on_tokens: called with (row, new tokens); returning True ends that row (a stop string was seen).
-            on_step: called with every step's result and the rows' numbers of emitted tokens before it.
+            on_tokens: called with (prompt's index, new tokens); returning True ends it (a stop string was seen).
+            on_step: called with every step's result and the prompts' numbers of emitted tokens before it.
+            draws: how each prompt's tokens are drawn; greedily if not given.
+
+        Returns:
+            One generation per prompt. After an interruption (Ctrl-C) `finished` of some is None.
 
         Raises:
-            CapacityError: a prompt with its continuation exceeds a model's context.
-            NothingMeasuredError: a model computes what is not finite.
-            UsageError: a prompt is empty.
+            CapacityError: a prompt with its continuation exceeds a model's context, or memory does not suffice.
+            NothingMeasuredError: a model computes what is not finite; says for which prompt and in which layer.
+            UsageError: a prompt is empty, or draws do not fit the stepper.
         """
-        sequences = [Generation(prompt) for prompt in prompts]
-        self._check(sequences, max_new_tokens)
-        statistics = Statistics(accepted_at=[0] * self.stepper.depth)
+        run = _Run(self, [Generation(prompt) for prompt in prompts], max_new_tokens, on_tokens, on_step, draws)
+        run.check()
         began = time.perf_counter()
-        state, first = self._start(sequences, max_new_tokens)
-        for row, token in enumerate(first):
-            self._emit(sequences, row, [token], max_new_tokens, on_tokens)
-        statistics.prefill_seconds = time.perf_counter() - began
+        state = self.prepare(len(prompts), max(map(len, prompts)) + max_new_tokens)
+        run.statistics.prefill_seconds += time.perf_counter() - began
+        try:
+            run.serve(state)
+        except KeyboardInterrupt:
+            run.statistics.interrupted = True
+            state.active.fill_(False)
+        run.statistics.decode_seconds = time.perf_counter() - began - run.statistics.prefill_seconds
+        return run.sequences, run.statistics
 
-        began = time.perf_counter()
-        while running := [row for row, sequence in enumerate(sequences) if sequence.finished is None]:
-            state.active = torch.tensor([s.finished is None for s in sequences], device=state.lengths.device)
-            result = self.stepper(state)
-            if on_step:
-                on_step(result, [len(sequence.tokens) for sequence in sequences])
-            self._read(result, running, sequences, statistics, max_new_tokens, on_tokens)
-            state.extent = int(state.lengths.max())
-        statistics.decode_seconds = time.perf_counter() - began
-        return sequences, statistics
+    def prepare(self, prompts: int, tokens: int) -> State:
+        """Reserve buffers for `tokens` per sequence and capture the step; what is large enough already is kept.
 
-    def _check(self, sequences: list[Generation], max_new_tokens: int) -> None:
-        for index, sequence in enumerate(sequences):
+        Raises:
+            CapacityError: memory does not suffice.
+        """
+        rows = min(self.rows or prompts, prompts)
+        # A row may overshoot its last token by one step's drafts, and is stepped on until the host has seen its end.
+        capacity = tokens + 3 * (self.stepper.depth + 1)
+        held = self._state
+        if held is None or held.rows != rows or held.target_cache.capacity < capacity:
+            self._state = self._captured = None  # freed before its successor is reserved
+            self._state = self.stepper.state(rows, capacity)
+            if self.graph:
+                self._captured = StepGraph(self.stepper, self._state)
+        assert self._state is not None
+        return self._state
+
+    def step(self, state: State) -> tuple[StepResult, Tensor]:
+        """Launch a step; returns its result and `StepResult.packed` of it, both on the device."""
+        if self._captured:
+            return self._captured(), self._captured.packed
+        result = self.stepper(state)
+        return result, result.packed()
+
+
+@dataclass
+class _Run:
+    """One call of `Engine.generate`."""
+
+    engine: Engine
+    sequences: list[Generation]
+    limit: int
+    on_tokens: OnTokens | None
+    on_step: OnStep | None
+    draws: Sequence[Draw] | None
+    statistics: Statistics = field(default_factory=Statistics)
+    occupants: list[int | None] = field(default_factory=list)
+    """By row, the index of the sequence that is generated in it."""
+
+    @property
+    def stepper(self) -> Stepper:
+        return self.engine.stepper
+
+    def check(self) -> None:
+        """Refuse what cannot run."""
+        for index, sequence in enumerate(self.sequences):
             if not sequence.prompt:
                 raise UsageError(f"prompt {index}: is empty; give at least one token of text")
             for model in (self.stepper.target, self.stepper.draft):
                 if model is not None:
-                    check_context(model.shape, len(sequence.prompt) + max_new_tokens, f"prompt {index} with its output")
+                    check_context(model.shape, len(sequence.prompt) + self.limit, f"prompt {index} with its output")
+        for draw in self.draws or ():
+            if draw.temperature < 0 or not 0 < draw.top_p <= 1:
+                raise UsageError(f"temperature {draw.temperature}, top-p {draw.top_p}: give 0 or more, and 0 to 1")
+            if (draw.temperature and not self.stepper.sampled) or (draw.top_p < 1 and not self.stepper.nucleus):
+                raise UsageError("a temperature or top-p is asked of a stepper that was built for greedy decoding")
+        self.statistics.accepted_at = [0] * self.stepper.depth
 
-    def _start(self, sequences: list[Generation], max_new_tokens: int) -> tuple[State, list[int]]:
-        """Prefill every row; return the state and the first token of each."""
-        stepper = self.stepper
-        lengths = [len(sequence.prompt) for sequence in sequences]
-        # A row may overshoot its last token by one step's drafts, and is stepped on (inactive) until all are done.
-        capacity = max(lengths) + max_new_tokens + 2 * (stepper.depth + 1)
-        target_cache = stepper.target.cache(len(sequences), capacity)
-        draft_cache = stepper.draft.cache(len(sequences), capacity) if stepper.draft else None
-        first: list[int] = []
-        queries: list[Tensor] = []
-        for row, sequence in enumerate(sequences):
-            tap = QueryTap(dense_attention, stepper.history_heads())
-            hidden = prefill(stepper.target, target_cache.row(row), sequence.prompt, attend=tap)
-            _require_finite(hidden, row, "target")
-            first.append(int(stepper.target.logits(hidden)[: stepper.shared_vocab].argmax()))
-            queries.extend(query[0, -1] for query in tap.queries.values())
-            if stepper.draft and draft_cache:
-                _require_finite(prefill(stepper.draft, draft_cache.row(row), sequence.prompt), row, "draft")
-        device = stepper.target.device
-        return State(
-            target_cache,
-            draft_cache,
-            lengths=torch.tensor(lengths, device=device),
-            recent=torch.tensor(
-                [[s.prompt[-1], token] for s, token in zip(sequences, first, strict=True)], device=device
-            ),
-            history_query=torch.stack(queries) if queries else None,
-            active=torch.ones(len(sequences), dtype=torch.bool, device=device),
-            extent=max(lengths),
-        ), first
+    def serve(self, state: State) -> None:
+        """Step until every sequence has ended."""
+        self.occupants = [None] * state.rows
+        waiting = deque(range(len(self.sequences)))
+        late = 1 if self.engine.graph and not self.on_step else 0
+        under_way: deque[_Ticket] = deque()
+        while True:
+            self._fill(state, waiting)
+            if any(occupant is not None for occupant in self.occupants):
+                under_way.append(self._launch(state))
+            elif not under_way:
+                return
+            if len(under_way) > late or all(occupant is None for occupant in self.occupants):
+                self._read(state, under_way.popleft())
 
-    def _read(
-        self,
-        result: StepResult,
-        running: list[int],
-        sequences: list[Generation],
-        statistics: Statistics,
-        max_new_tokens: int,
-        on_tokens: Callable[[int, list[int]], bool] | None,
-    ) -> None:
+    def _fill(self, state: State, waiting: deque[int]) -> None:
+        """Prefill waiting prompts into free rows."""
+        for row, occupant in enumerate(self.occupants):
+            while occupant is None and waiting:
+                began = time.perf_counter()
+                index = waiting.popleft()
+                self.occupants[row] = index
+                first = self._admit(state, row, index)
+                self.statistics.prefill_seconds += time.perf_counter() - began
+                self._emit(index, [first])
+                occupant = self._release(state, row)
+
+    def _admit(self, state: State, row: int, index: int) -> int:
+        """Prefill a prompt into a row; returns its first token."""
+        stepper, prompt = self.stepper, self.sequences[index].prompt
+        draw = self.draws[index] if self.draws else Draw()
+        heads = stepper.history_heads
+        tap = QueryTap(dense_attention, heads.heads if heads else {})
+        chunk = chunk_for(stepper.target.device)
+        hidden = prefill(stepper.target, state.target_cache.row(row), prompt, attend=tap, chunk=chunk)
+        logits = stepper.target.logits(hidden)
+        self._require_finite(logits, index, "target")
+        if stepper.draft and state.draft_cache:
+            drafted = prefill(stepper.draft, state.draft_cache.row(row), prompt, chunk=chunk)
+            self._require_finite(drafted, index, "draft")
+        state.sampling.write(row, draw.temperature, draw.top_p, draw.seed)
+        first = self._first(state, row, logits[: stepper.shared_vocab], len(prompt))
+        state.lengths[row] = len(prompt)
+        state.recent[row, 0] = prompt[-1]
+        state.recent[row, 1] = first
+        if heads and state.history_query is not None:
+            state.history_query[row] = heads.gather(tap.queries)[0, -1:]
+        state.active[row] = True
+        if not self.engine.graph:  # the plain attention is shown no more of the cache than it needs
+            state.extent = max(self._longest(), len(prompt))
+        return first
+
+    def _first(self, state: State, row: int, logits: Tensor, position: int) -> int:
+        if not self.stepper.sampled:
+            return int(logits.argmax())
+        sampling, at = state.sampling, slice(row, row + 1)
+        wanted = acceptance.probabilities(
+            logits.view(1, 1, -1), sampling.temperature[at], sampling.top_p[at], nucleus=self.stepper.nucleus
+        )
+        place = torch.full((1, 1), position, device=logits.device)
+        u = acceptance.uniform(sampling.seed[at].unsqueeze(1), place, acceptance.FINAL)
+        return int(acceptance.draw(wanted, u))
+
+    def _launch(self, state: State) -> _Ticket:
+        result, packed = self.engine.step(state)
+        self.statistics.launches += 1
+        if packed.is_cuda:
+            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            host.copy_(packed, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+            return _Ticket(list(self.occupants), host, arrived, result)
+        return _Ticket(list(self.occupants), packed, None, result)
+
+    def _read(self, state: State, ticket: _Ticket) -> None:
         """Take a step's tokens to the host and judge which rows end."""
-        tokens, counts, read, finite = (x.tolist() for x in (result.tokens, result.count, result.read, result.finite))
-        for row in running:
-            if not finite[row]:
-                raise NothingMeasuredError(
-                    f"row {row}: logits are not finite after {len(sequences[row].tokens)} tokens; try --dtype float32"
-                )
-            statistics.steps += 1
-            statistics.read += read[row]
-            for position in range(counts[row] - 1):
-                statistics.accepted_at[position] += 1
-            statistics.emitted += self._emit(sequences, row, tokens[row][: counts[row]], max_new_tokens, on_tokens)
+        if ticket.arrived:
+            ticket.arrived.synchronize()
+        if self.on_step:
+            self.on_step(ticket.result, [len(sequence.tokens) for sequence in self.sequences])
+        for row, (index, values) in enumerate(zip(ticket.occupants, ticket.packed.tolist(), strict=True)):
+            if index is None or self.occupants[row] != index:
+                continue  # it had ended when this step began
+            *tokens, count, read, finite = values
+            if not finite:
+                self._not_finite(index)
+            self.statistics.steps += 1
+            self.statistics.read += read
+            for position in range(int(count) - 1):
+                self.statistics.accepted_at[position] += 1
+            self.statistics.emitted += self._emit(index, [int(token) for token in tokens[: int(count)]])
+            self._release(state, row)
+        if not self.engine.graph:
+            state.extent = self._longest()
 
-    def _emit(
-        self,
-        sequences: list[Generation],
-        row: int,
-        new: list[int],
-        max_new_tokens: int,
-        on_tokens: Callable[[int, list[int]], bool] | None,
-    ) -> int:
-        """Append what a row may still take of `new`; return how many tokens that was."""
-        sequence = sequences[row]
-        new = new[: max_new_tokens - len(sequence.tokens)]
-        for index, token in enumerate(new):
-            if token in self.stop_ids:
-                new, sequence.finished = new[: index + 1], "stop"
+    def _longest(self) -> int:
+        """Tokens of the longest sequence under way that the target has processed."""
+        present = (self.sequences[index] for index in self.occupants if index is not None)
+        return max((len(sequence.prompt) + len(sequence.tokens) - 1 for sequence in present), default=1)
+
+    def _emit(self, index: int, new: list[int]) -> int:
+        """Append what a sequence may still take of `new`; return how many tokens that was."""
+        sequence = self.sequences[index]
+        new = new[: self.limit - len(sequence.tokens)]
+        for place, token in enumerate(new):
+            if token in self.engine.stop_ids:
+                new, sequence.finished = new[: place + 1], "stop"
                 break
         sequence.tokens.extend(new)
-        if on_tokens and on_tokens(row, new):
+        if self.on_tokens and self.on_tokens(index, new):
             sequence.finished = "stop"
-        if sequence.finished is None and len(sequence.tokens) >= max_new_tokens:
+        if sequence.finished is None and len(sequence.tokens) >= self.limit:
             sequence.finished = "length"
         return len(new)
 
+    def _release(self, state: State, row: int) -> int | None:
+        """Free the row if its sequence has ended; returns who is in it."""
+        index = self.occupants[row]
+        if index is not None and self.sequences[index].finished:
+            self.occupants[row] = index = None
+            state.active[row] = False
+            state.lengths[row] = 1  # an idle row reads next to nothing
+        return index
 
-def _require_finite(hidden: Tensor, row: int, side: str) -> None:
-    if not bool(hidden.isfinite().all()):
+    def _require_finite(self, values: Tensor, index: int, side: str) -> None:
+        if not bool(values.isfinite().all()):
+            model = self.stepper.target if side == "target" else self.stepper.draft
+            assert model is not None
+            raise NothingMeasuredError(
+                f"prompt {index}: what the {side} makes of it is not finite, "
+                f"{where_it_breaks(model, self.sequences[index].prompt)}; try --dtype float32, or download it again"
+            )
+
+    def _not_finite(self, index: int) -> None:
+        sequence = self.sequences[index]
+        text = [*sequence.prompt, *sequence.tokens]
         raise NothingMeasuredError(
-            f"row {row}: what the {side} makes of the prompt is not finite; try --dtype float32, or download it again"
+            f"prompt {index}: logits are not finite after {len(sequence.tokens)} tokens, "
+            f"{where_it_breaks(self.stepper.target, text)}; try --dtype float32"
         )

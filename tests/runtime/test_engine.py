@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dustin_runtime.acceptance import rate_for
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.engine import Engine
+from dustin_runtime.engine import Draw, Engine
 from dustin_runtime.errors import CapacityError, NothingMeasuredError, UsageError
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
@@ -94,7 +95,13 @@ def test_scores_of_a_step_are_those_of_the_full_attention_matrix(target: Decoder
     stepper = Stepper(target, draft, Spy(chosen), chosen, 3, 40)
     drafted = []
     original = stepper._draft
-    stepper._draft = lambda state, signals: drafted.append(original(state, signals)) or drafted[-1]
+
+    def keep(state, signals):
+        found = original(state, signals)
+        drafted.append(found[0])
+        return found
+
+    stepper._draft = keep
     (generation,), _ = Engine(stepper).generate([PROMPTS[3]], 20)
     text = PROMPTS[3] + generation.tokens
 
@@ -166,10 +173,105 @@ def test_what_is_not_finite_is_refused_and_says_where(target: Decoder) -> None:
         return False
 
     stepper = Stepper(broken, broken.first_layers(1), make_policy("sd", None), None, 3, 37)
-    with pytest.raises(NothingMeasuredError, match="row 0: logits are not finite after 1 tokens"):
-        Engine(stepper).generate(PROMPTS, 30, on_tokens=spoil)
-    with pytest.raises(NothingMeasuredError, match="row 0: what the target makes of the prompt is not finite"):
+    with pytest.raises(
+        NothingMeasuredError, match="prompt 0: logits are not finite after 1 tokens, from layer 1 on; try"
+    ):
+        Engine(stepper).generate(PROMPTS[:1], 30, on_tokens=spoil)
+    with pytest.raises(
+        NothingMeasuredError, match="prompt 0: what the target makes of it is not finite, from layer 1 on"
+    ):
         run(broken, "sd")
     stepper = Stepper(target, broken, make_policy("sd", None), None, 3, 37)
-    with pytest.raises(NothingMeasuredError, match="row 0: what the draft makes of the prompt is not finite"):
+    with pytest.raises(NothingMeasuredError, match="prompt 0: what the draft makes of it is not finite"):
         Engine(stepper).generate(PROMPTS, 30)
+    broken.weights.layers[1].down.nan_to_num_()
+    broken.weights.head[3] = float("inf")
+    with pytest.raises(NothingMeasuredError, match="prompt 0: what the target makes of it is not finite, in its head"):
+        run(broken, "vanilla")
+
+
+STOP = frozenset([0, 15])
+
+
+def queue(target: Decoder, method: str, rows: int, **stepper_options) -> tuple:
+    """16 prompts of different lengths through `rows` rows."""
+    prompts = [PROMPTS[index % 4] + [index] * (index % 5) for index in range(16)]
+    policy = make_policy(method, selection(budget=16, m=5))
+    stepper = Stepper(target, target.first_layers(3), policy, policy.selection, 3, 37, **stepper_options)
+    return prompts, Engine(stepper, STOP, rows=rows)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "dustin", "magicdec"])
+def test_a_queue_gives_every_prompt_the_text_it_has_alone(target: Decoder, method: str) -> None:
+    prompts, engine = queue(target, method, rows=3, draft_budget=12 if method == "magicdec" else None)
+    together, statistics = engine.generate(prompts, 20)
+    state = engine._state
+    again, _ = engine.generate(prompts[:9], 20)
+    assert engine._state is state  # buffers are kept
+    _, alone = queue(target, method, 1, draft_budget=12 if method == "magicdec" else None)
+    for prompt, generation in zip(prompts, together, strict=True):
+        (single,), _ = alone.generate([prompt], 20)
+        assert single.tokens == generation.tokens
+        assert generation.finished == ("stop" if generation.tokens[-1] in STOP else "length")
+    assert [g.tokens for g in again] == [g.tokens for g in together[:9]]
+    assert {g.finished for g in together} == {"stop", "length"}
+    assert statistics.launches < statistics.steps
+
+
+def test_a_windowed_draft_changes_drafts_and_not_the_text(target: Decoder) -> None:
+    vanilla, _ = run(target, "vanilla")
+    policy = make_policy("magicdec", None)
+    stepper = Stepper(target, target.first_layers(3), policy, None, 3, 37, draft_budget=6)
+    windowed, statistics = Engine(stepper).generate(PROMPTS, 30)
+    assert [g.tokens for g in windowed] == [g.tokens for g in vanilla]
+    _, full = run(target, "sd")
+    assert statistics.tau != full.tau
+
+
+def test_sampling_depends_on_the_seed_and_not_on_the_batch(target: Decoder) -> None:
+    draws = [Draw(0.9, 0.8, seed) if seed % 3 else Draw() for seed in range(16)]
+    found = []
+    for rows in (1, 5, 16):
+        prompts, engine = queue(target, "sd", rows, sampled=True, nucleus=True)
+        found.append([g.tokens for g in engine.generate(prompts, 20, draws=draws)[0]])
+    assert found[0] == found[1] == found[2]
+    prompts, engine = queue(target, "sd", 4, sampled=True, nucleus=True)
+    others = [Draw(d.temperature, d.top_p, d.seed + 100) for d in draws]
+    different = [g.tokens for g in engine.generate(prompts, 20, draws=others)[0]]
+    greedy = [g.tokens for g in queue(target, "vanilla", 16)[1].generate(prompts, 20)[0]]
+    for index in range(16):
+        if index % 3:
+            assert different[index] != found[0][index]
+        else:
+            assert different[index] == found[0][index] == greedy[index]
+    with pytest.raises(UsageError, match="built for greedy decoding"):
+        queue(target, "sd", 4)[1].generate(prompts, 20, draws=draws)
+
+
+def test_forced_acceptance_has_the_rate_it_is_given(target: Decoder) -> None:
+    policy = make_policy("sd", None)
+    stepper = Stepper(target, target.first_layers(1), policy, None, 3, 37, forced_rate=rate_for(2.2, 3))
+    engine = Engine(stepper)
+    draws = [Draw(seed=index) for index in range(40)]
+    _, statistics = engine.generate([PROMPTS[0]] * 40, 60, draws=draws)
+    assert statistics.tau == pytest.approx(2.2, rel=0.03)
+
+
+def test_an_interruption_delivers_what_has_ended(target: Decoder) -> None:
+    prompts, engine = queue(target, "sd", rows=2)
+    full, _ = engine.generate(prompts, 20)
+
+    def interrupt(index: int, tokens: list[int]) -> bool:
+        if index == 4:
+            raise KeyboardInterrupt
+        return False
+
+    found, statistics = engine.generate(prompts, 20, on_tokens=interrupt)
+    assert statistics.interrupted
+    ended = [index for index, generation in enumerate(found) if generation.finished]
+    assert 0 < len(ended) < len(prompts)
+    for index in ended:
+        assert found[index].tokens == full[index].tokens
+    again, statistics = engine.generate(prompts, 20)  # and the engine still serves
+    assert [g.tokens for g in again] == [g.tokens for g in full]
+    assert not statistics.interrupted

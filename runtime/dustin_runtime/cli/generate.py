@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dustin_runtime.cli.support import INTERRUPTED
 from dustin_runtime.errors import UsageError
 from dustin_runtime.recipe_files import complete_pair
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
     from dustin_runtime.config import DustinConfig
-    from dustin_runtime.engine import Generation, Statistics
+    from dustin_runtime.engine import Draw, Engine, Generation
     from dustin_runtime.loading import Pair
-    from dustin_runtime.models.decoder import Decoder
+    from dustin_runtime.statistics import Statistics
 
 
 def _methods() -> list[str]:
-    return ["vanilla", "sd", "dustin", "dustin-t", "dustin-d", "streaming"]
+    return ["vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", "streaming"]
 
 
 def generate(
@@ -36,7 +39,7 @@ def generate(
     method: Annotated[
         str | None,
         typer.Option(
-            help="vanilla, sd, dustin, dustin-t, dustin-d or streaming. Default: dustin with --config, else sd.",
+            help="vanilla, sd, magicdec, dustin, dustin-t, dustin-d, streaming. Default: dustin if --config, else sd.",
             autocompletion=_methods,
             rich_help_panel="Method",
         ),
@@ -49,6 +52,17 @@ def generate(
     ] = None,
     budget: Annotated[int | None, typer.Option(help="Replace the config's k.", rich_help_panel="Method")] = None,
     m: Annotated[int | None, typer.Option(help="Replace the config's m.", rich_help_panel="Method")] = None,
+    draft_budget: Annotated[
+        int | None,
+        typer.Option(
+            min=8,
+            help="The draft reads this many first and last tokens of its cache. Default: all; 512 for magicdec.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="On a GPU, launch kernels one by one, no graph.", rich_help_panel="Method")
+    ] = False,
     pair: Annotated[
         str | None,
         typer.Option(help="A known pair.", autocompletion=complete_pair, rich_help_panel="Models"),
@@ -67,20 +81,30 @@ def generate(
     ] = "auto",
     offline: Annotated[bool, typer.Option("--offline", help="Use only local files.", rich_help_panel="Models")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 128,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Prompts that are served at once; the others wait. Default: all.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this mass.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Prompt i draws with seed + i.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End a row at this text; repeat for several.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate on after end-of-text.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Generate text greedily for a batch of prompts."""
+    """Generate text for prompts, greedily or by lossless rejection sampling."""
     if offline:
         from dustin_runtime.cli.support import go_offline
 
         go_offline()
     from dustin_runtime.config import load_config
+    from dustin_runtime.engine import Draw, Engine
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.policies import make_policy
     from dustin_runtime.prompts import encode, gather_prompts
+    from dustin_runtime.step import Stepper
 
+    if not 0 < top_p <= 1:
+        raise UsageError(f"--top-p {top_p}: give more than 0 and at most 1")
     texts = gather_prompts(prompt or [], file or [], jsonl, field)
     served = load_config(config) if config else None
     served = _adjusted(served, budget, m)
@@ -92,11 +116,32 @@ def generate(
     model = opened.load_target(pick_dtype(dtype, kind), kind)
     drafter = opened.load_draft(model) if any(policy.drafts for policy in policies) else None
     ends: frozenset[int] = frozenset() if ignore_eos else opened.stop_ids()
+    draws = [Draw(temperature, top_p, seed + index) for index in range(len(ids))]
     runs = []
     for policy in policies:
+        window = draft_budget or (512 if policy.windowed_draft else served.draft_budget if served else None)
+        stepper = Stepper(
+            model,
+            drafter,
+            policy,
+            policy.selection,
+            depth or gamma,
+            opened.shared_vocab,
+            draft_budget=window,
+            sampled=temperature > 0,
+            nucleus=temperature > 0 and top_p < 1,
+        )
+        engine = Engine(stepper, ends, rows=batch, graph=False if eager else None)
         shown = not as_json and policy is policies[0]
-        runs.append(_run(opened, model, drafter, policy, depth or gamma, ids, max_new_tokens, ends, stop or [], shown))
+        runs.append(_run(opened.tokenizer, engine, ids, draws, max_new_tokens, stop or [], shown))
+        if runs[-1][1].interrupted:
+            break
+        del engine, stepper  # their buffers, before the next method's
     _report(names, runs, as_json, served)
+    if runs[-1][1].interrupted:
+        complete = sum(generation.finished is not None for generation in runs[-1][0])
+        print(f"error: interrupted; {complete} of {len(ids)} texts are complete", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) -> DustinConfig | None:
@@ -145,20 +190,15 @@ def _open(
 
 
 def _run(
-    opened: Pair,
-    model: Decoder,
-    drafter: Decoder | None,
-    policy: Any,
-    depth: int,
+    tokenizer: PreTrainedTokenizerFast,
+    engine: Engine,
     prompts: list[list[int]],
+    draws: list[Draw],
     max_new_tokens: int,
-    ends: frozenset[int],
     stop: list[str],
     shown: bool,
 ) -> tuple[list[Generation], Statistics, list[str]]:
-    """Generate with one method; streams to stdout if `shown` (row by row when there are several)."""
-    from dustin_runtime.engine import Engine
-    from dustin_runtime.step import Stepper
+    """Generate with one method; streams to stdout if `shown` (text by text when there are several)."""
     from dustin_runtime.streaming_text import TextStream
 
     single = shown and len(prompts) == 1
@@ -167,9 +207,8 @@ def _run(
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    stream = TextStream(opened.tokenizer, len(prompts), stop, write if single else None)
-    stepper = Stepper(model, drafter, policy, policy.selection, depth, opened.shared_vocab)
-    generations, statistics = Engine(stepper, ends).generate(prompts, max_new_tokens, on_tokens=stream.feed)
+    stream = TextStream(tokenizer, len(prompts), stop, write if single else None)
+    generations, statistics = engine.generate(prompts, max_new_tokens, on_tokens=stream.feed, draws=draws)
     texts = [stream.finish(row) for row in range(len(prompts))]
     if shown and not single:
         for row, text in enumerate(texts):
@@ -204,7 +243,7 @@ def _report(
     if as_json:
         print(json.dumps(document))
         return
-    for name, (_, figures, _) in zip(names, runs, strict=True):
+    for name, (_, figures, _) in zip(names, runs, strict=False):
         accepted = " ".join(f"{share:.2f}" for share in figures.acceptance)
         say = f"{name}: {figures.tokens_per_second:.1f} tokens/s, tau {figures.tau:.2f}, "
         say += f"accepted per position {accepted}, " if accepted else ""

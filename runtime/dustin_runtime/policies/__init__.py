@@ -6,11 +6,11 @@ from dustin_runtime.config import Selection
 from dustin_runtime.errors import UsageError
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
-from dustin_runtime.policies.full import SpeculativeDecoding, Vanilla
+from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
 from dustin_runtime.policies.streaming import StreamingLLM
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (Vanilla, SpeculativeDecoding, Dustin, DustinT, DustinD, StreamingLLM)
+    policy.name: policy for policy in (Vanilla, SpeculativeDecoding, MagicDec, Dustin, DustinT, DustinD, StreamingLLM)
 }
 
 

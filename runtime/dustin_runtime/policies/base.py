@@ -36,6 +36,8 @@ class Policy(ABC):
     name: ClassVar[str]
     drafts: ClassVar[bool] = True
     needs_selection: ClassVar[bool] = False
+    windowed_draft: ClassVar[bool] = False
+    """Whether the draft reads only the first and last tokens of its cache, whatever a configuration says."""
 
     @abstractmethod
     def select(self, signals: Signals) -> Tensor | None:

@@ -27,3 +27,11 @@ class SpeculativeDecoding(Policy):
 
     def select(self, signals: Signals) -> None:
         return None
+
+
+@dataclass(frozen=True)
+class MagicDec(SpeculativeDecoding):
+    """A draft that reads only its first and last tokens, verified with the full cache (arXiv 2408.11049)."""
+
+    name: ClassVar[str] = "magicdec"
+    windowed_draft: ClassVar[bool] = True

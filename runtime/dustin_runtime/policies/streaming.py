@@ -23,10 +23,18 @@ class StreamingLLM(Policy):
 
     def select(self, signals: Signals) -> Tensor:
         assert self.selection is not None
-        budget = self.selection.budget
-        sink = min(STREAMING_SINK, budget - 1)
-        slots = torch.arange(budget, device=signals.lengths.device)
-        lengths = signals.lengths.unsqueeze(1)
-        recent = torch.where(slots < sink, slots, lengths - budget + slots)
-        everything = torch.where(slots < lengths, slots, -1)
-        return torch.where(lengths <= budget, everything, recent)[None, :, None]
+        return first_and_last(signals.lengths, self.selection.budget, STREAMING_SINK)[None, :, None]
+
+
+def first_and_last(lengths: Tensor, budget: int, sink: int) -> Tensor:
+    """The first `sink` and the last `budget - sink` positions of prefixes: [batch, budget] int64, -1 padded.
+
+    Args:
+        lengths: [batch] int64.
+    """
+    sink = min(sink, budget - 1)
+    slots = torch.arange(budget, device=lengths.device)
+    ends = lengths.unsqueeze(1)
+    recent = torch.where(slots < sink, slots, ends - budget + slots)
+    everything = torch.where(slots < ends, slots, -1)
+    return torch.where(ends <= budget, everything, recent)

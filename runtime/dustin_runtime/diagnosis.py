@@ -1,0 +1,37 @@
+"""Where a model first computes what is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.errors import CapacityError
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.prefill import chunk_for, prefill
+
+
+def where_it_breaks(model: Decoder, ids: Sequence[int]) -> str:
+    """Say after which layer the model's values are not finite, reading `ids` with a cache of its own."""
+    first: list[int] = []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        if not first and not bool(q.isfinite().all()):
+            first.append(layer)
+        out = dense_attention(layer, q, k, v, start)
+        if not first and not bool(out.isfinite().all()):
+            first.append(layer + 1)
+        return out
+
+    try:
+        hidden = prefill(model, model.cache(1, len(ids)), ids, attend=attend, chunk=chunk_for(model.device))
+    except CapacityError:
+        return "in a layer that there is no memory left to look for"
+    if first:
+        return f"from layer {first[0] - 1} on" if first[0] else "in its embedding"
+    if not bool(hidden.isfinite().all()):
+        return f"from layer {model.shape.layers - 1} on"
+    if not bool(model.logits(hidden).isfinite().all()):
+        return "in its head"
+    return "though a full reading of the same text is"

@@ -1,0 +1,42 @@
+"""A step captured in one CUDA graph: the host launches it once and waits for nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.step import State, Stepper, StepResult
+
+WARM_UPS = 2
+"""Eager runs before the capture: kernels are compiled and scratch memory grows to its size."""
+
+
+class StepGraph:
+    """One method on one state, which keeps its buffers.
+
+    Args:
+        state: no row of it may be active, for the warm-up steps them all.
+
+    Attributes:
+        result: what the last replay did, in tensors that the next one overwrites.
+        packed: `StepResult.packed` of it.
+    """
+
+    def __init__(self, stepper: Stepper, state: State) -> None:
+        stream = torch.cuda.Stream(stepper.target.device)
+        stream.wait_stream(torch.cuda.current_stream(stepper.target.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                stepper(state).packed()
+        torch.cuda.current_stream(stepper.target.device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        # The graph knows addresses alone: what it reads has to outlive it.
+        self._read = (stepper, state, stepper.target.rope, stepper.draft.rope if stepper.draft else None)
+        with torch.cuda.graph(self._graph):
+            self.result: StepResult = stepper(state)
+            self.packed: Tensor = self.result.packed()
+
+    def __call__(self) -> StepResult:
+        """Advance the state by one step."""
+        self._graph.replay()
+        return self.result
