@@ -147,6 +147,17 @@ class Engine:
         return result, result.packed()
 
 
+def to_host(packed: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Send a step's result to the host: where it will lie, and the event after which it does."""
+    if not packed.is_cuda:
+        return packed, None
+    host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+    host.copy_(packed, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return host, arrived
+
+
 @dataclass
 class _Run:
     """One call of `Engine.generate`."""
@@ -246,13 +257,7 @@ class _Run:
     def _launch(self, state: State) -> _Ticket:
         result, packed = self.engine.step(state)
         self.statistics.launches += 1
-        if packed.is_cuda:
-            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-            host.copy_(packed, non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-            return _Ticket(list(self.occupants), host, arrived, result)
-        return _Ticket(list(self.occupants), packed, None, result)
+        return _Ticket(list(self.occupants), *to_host(packed), result)
 
     def _read(self, state: State, ticket: _Ticket) -> None:
         """Take a step's tokens to the host and judge which rows end."""

@@ -64,6 +64,11 @@ class StagePrice(NamedTuple):
     """How many devices `gpu_bytes` needs."""
 
 
+def body_weights(shape: ModelShape) -> int:
+    """Weights of the layers and norms, without the embedding and the head."""
+    return shape.parameters - shape.vocab * shape.hidden * (1 if shape.tied else 2)
+
+
 def weights_bytes(shape: ModelShape, element_bytes: int) -> int:
     """Bytes of all weights, an embedding shared with the head counted once."""
     return shape.parameters * element_bytes
@@ -85,7 +90,7 @@ def prefill_flops(shape: ModelShape, tokens: int, cached: int = 0) -> float:
     """
     pairs = tokens * cached + tokens * tokens / 2
     attention = 4.0 * shape.layers * shape.query_heads * shape.head_size * pairs
-    return 2.0 * _body(shape) * tokens + attention
+    return 2.0 * body_weights(shape) * tokens + attention
 
 
 def prefill_seconds(shape: ModelShape, tokens: int, device: Device, cached: int = 0) -> float:
@@ -95,7 +100,7 @@ def prefill_seconds(shape: ModelShape, tokens: int, device: Device, cached: int 
 
 def decode_seconds(shape: ModelShape, cached: int, device: Device, element_bytes: int) -> float:
     """Seconds to generate one token behind `cached` ones: every weight and the whole KV cache are read once."""
-    weights = (_body(shape) + shape.vocab * shape.hidden) * element_bytes
+    weights = (body_weights(shape) + shape.vocab * shape.hidden) * element_bytes
     return (weights + shape.kv_bytes(cached, element_bytes)) / device.bytes_per_s
 
 
@@ -174,8 +179,3 @@ def price_profile(
     )
     seconds = search_seconds(target_shape, draft_shape, prefix=prefix, windows=documents * windows)
     return [srh, trace, row("search", seconds, 0)]
-
-
-def _body(shape: ModelShape) -> int:
-    """Weights of the layers and norms, without the embedding and the head."""
-    return shape.parameters - shape.vocab * shape.hidden * (1 if shape.tied else 2)

@@ -79,7 +79,7 @@ class StepResult:
 
 
 @dataclass
-class _Signals:
+class StepSignals:
     """Scores of one step, from saved queries and the caches (implements `policies.Signals`)."""
 
     stepper: Stepper
@@ -170,8 +170,8 @@ class Stepper:
 
     def __call__(self, state: State) -> StepResult:
         """Advance every active row by 1 to depth + 1 tokens; updates `state` in place."""
-        signals = _Signals(self, state, state.lengths)
-        drafts, draft_probabilities = self._draft(state, signals)
+        signals = StepSignals(self, state, state.lengths)
+        drafts, draft_probabilities = self.draft_tokens(state, signals)
         kept = self.policy.select(signals)
         verify: Attention = dense_attention if kept is None else SparseAttention(kept)
         tap = QueryTap(verify, self.history_heads.heads if self.history_heads else {})
@@ -187,7 +187,7 @@ class Stepper:
         self._advance(state, tap, ids, tokens, accepted)
         return StepResult(tokens, count, read, finite.all(dim=1), logits)
 
-    def _draft(self, state: State, signals: _Signals) -> tuple[Tensor, Tensor | None]:
+    def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, Tensor | None]:
         """Propose `depth` tokens: [rows, depth], and what they were drawn from if that was not the arg-max.
 
         Saves the lookahead queries of the `depth` passes.

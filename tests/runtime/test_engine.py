@@ -94,14 +94,14 @@ def test_scores_of_a_step_are_those_of_the_full_attention_matrix(target: Decoder
     draft = target.first_layers(3)
     stepper = Stepper(target, draft, Spy(chosen), chosen, 3, 40)
     drafted = []
-    original = stepper._draft
+    original = stepper.draft_tokens
 
     def keep(state, signals):
         found = original(state, signals)
         drafted.append(found[0])
         return found
 
-    stepper._draft = keep
+    stepper.draft_tokens = keep
     (generation,), _ = Engine(stepper).generate([PROMPTS[3]], 20)
     text = PROMPTS[3] + generation.tokens
 

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from dustin_runtime import __version__
+from dustin_runtime.cli.bench import app as bench_app
+from dustin_runtime.cli.bench_grid import grid
 from dustin_runtime.cli.generate import generate
 from dustin_runtime.cli.support import EXIT_CODES, run_app
 
@@ -35,6 +37,8 @@ def _main(
 
 
 app.command("generate")(generate)
+bench_app.callback(invoke_without_command=True)(grid)
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:

@@ -111,7 +111,7 @@ def generate(
     names = [method or ("dustin" if served else "sd"), *([compare] if compare else [])]
     policies = [make_policy(name, served.selection if served else None) for name in names]
     kind = pick_device(device)
-    opened, gamma = _open(served, pair, target, draft, rope, offline)
+    opened, gamma = open_models(served, pair, target, draft, rope, offline)
     ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
     model = opened.load_target(pick_dtype(dtype, kind), kind)
     drafter = opened.load_draft(model) if any(policy.drafts for policy in policies) else None
@@ -163,7 +163,7 @@ def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) ->
     return served.model_copy(update={"selection": selection})
 
 
-def _open(
+def open_models(
     served: DustinConfig | None,
     pair: str | None,
     target: str | None,

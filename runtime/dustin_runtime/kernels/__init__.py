@@ -32,6 +32,13 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def row_tile(rows: int) -> int:
+    """Rows of a tile that holds `rows` packed query rows: Hopper's matrix units work on 64, below 16 its older ones."""
+    if rows <= 16:
+        return 16
+    return 64 if rows <= 64 or rows > 128 else 128
+
+
 @functools.cache
 def processors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; some small number for the interpreter."""

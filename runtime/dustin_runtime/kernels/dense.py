@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dustin_runtime.kernels import ceil_div, next_power_of_2, processors
+from dustin_runtime.kernels import ceil_div, next_power_of_2, processors, row_tile
 from dustin_runtime.kernels.online_softmax import attend_tile, finish
 from dustin_runtime.kernels.workspace import counters
 
@@ -110,7 +110,7 @@ def tiling(batch: int, kv_heads: int, rows: int, head_size: int, element_bytes: 
 
     One program per processor with many tiles under way reads fastest, if the work divides so; else two with fewer.
     """
-    tile = max(16, next_power_of_2(rows)) if rows <= 128 else 64
+    tile = row_tile(rows)
     groups = batch * kv_heads * ceil_div(rows, tile)
     keys = 64 if head_size >= 128 else 128
     one, two = (count * processors // groups * groups / (count * processors) for count in (1, 2))

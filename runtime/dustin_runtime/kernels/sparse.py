@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2, processors
+from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2, processors, row_tile
 from dustin_runtime.kernels.online_softmax import attend_tile, finish
 from dustin_runtime.kernels.workspace import counters
 
@@ -110,11 +110,11 @@ class Tiling(NamedTuple):
 def tiling(
     batch: int, kv_heads: int, rows: int, head_size: int, element_bytes: int, budget: int, processors: int
 ) -> Tiling:
-    """Choose by the shape alone: lists are split only while processors would idle, since a merge costs time."""
-    tile = max(16, next_power_of_2(rows)) if rows <= 128 else 64
+    """Choose by the shape alone: only long lists are split, since a merge costs as much as a few hundred keys."""
+    tile = row_tile(rows)
     groups = batch * kv_heads * ceil_div(rows, tile)
     keys = 64 if head_size >= 128 else 128
-    splits = max(1, min(processors // groups, ceil_div(budget, 2 * keys)), ceil_div(budget, MOST_LISTED))
+    splits = max(1, min(processors // groups, budget // 512), ceil_div(budget, MOST_LISTED))
     return Tiling(tile, keys, splits, 4, 2 if element_bytes > 2 or tile > 64 else 3)
 
 

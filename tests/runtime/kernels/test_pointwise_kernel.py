@@ -77,3 +77,24 @@ def test_argmax_finite(rows: int, columns: int, vocab: int, generator: torch.Gen
         broken[0, vocab - 1] = bad
         _, finite = argmax_finite(broken, vocab)
         assert finite.tolist() == [False] + [True] * (rows - 1)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES[1:])
+@pytest.mark.parametrize("rows", [1, 16, 33, 64])
+@pytest.mark.parametrize(("outputs", "inputs", "gated"), [(96, 200, False), (130, 1500, False), (48, 1100, True)])
+def test_linear(
+    rows: int, outputs: int, inputs: int, gated: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    from dustin_runtime.kernels.linear import linear
+
+    x = torch.randn(rows, inputs, generator=generator, device=generator.device).to(dtype)
+    weight = torch.randn(outputs * (1 + gated), inputs, generator=generator, device=generator.device).to(dtype)
+    bias = None if gated else torch.randn(outputs, generator=generator, device=generator.device).to(dtype)
+    weight = weight * inputs**-0.5
+    found = linear(x, weight, bias, gated=gated)
+    want = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    if gated:
+        gate, up = want.to(dtype).double().chunk(2, dim=-1)
+        want = F.silu(gate) * up
+    assert cases.error(found, want) < cases.tolerance(dtype)
+    assert torch.equal(linear(x, weight, bias, gated=gated), found)

@@ -1,0 +1,94 @@
+"""The grid as a document, as Markdown and as lines on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dustin_runtime.bench.document import environment
+from dustin_runtime.bench.grid import Setup
+from dustin_runtime.files import write_json, write_text
+
+COMPONENTS = ("draft", "scores", "selection", "verify_attention", "linears", "rest")
+_HEADER = ("method", "draft reads", "batch", "context", "tokens/s", "tau", "alpha", "step ms", "floor ms", "x floor")
+
+
+def document(setup: Setup, rows: Sequence[dict[str, Any]], pair: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Everything that a reader needs to repeat and to judge the figures."""
+    device = setup.target.device
+    return {
+        "kind": "dustin-bench",
+        "pair": pair,
+        **environment(device),
+        "dtype": str(setup.target.dtype).removeprefix("torch."),
+        "command": " ".join(["dustin-run", *(Path(a).name if Path(a).is_absolute() else a for a in arguments)]),
+        "synthetic": setup.synthetic,
+        "selection": setup.selection.model_dump(mode="json"),
+        "steps": setup.steps,
+        "rows": list(rows),
+    }
+
+
+def save(found: dict[str, Any], path: Path) -> None:
+    """Write the document, and Markdown beside it."""
+    write_json(path, found)
+    write_text(path.with_suffix(".md"), markdown(found))
+
+
+def line(row: dict[str, Any], header: bool = False) -> str:
+    """One case as a line of the terminal's table; what is synthetic stands in every line."""
+    cells = _cells(row)
+    widths = [10, 11, 5, 7, 9, 5, 6, 8, 8, 7]
+    parts = [f"{ms:.2f} {name}" for name, ms in row["components_ms"].items()]
+    said = f"  [{', '.join(row['synthetic'])}]" if row["synthetic"] else ""
+    text = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    text += f"  ms: {', '.join(parts)}{said}"
+    if header:
+        text = " ".join(f"{name:>{width}}" for name, width in zip(_HEADER, widths, strict=True)) + "\n" + text
+    return text
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The document for people."""
+    said = ", ".join(found["synthetic"])
+    head = [*_HEADER, *(f"{name.replace('_', ' ')} ms" for name in COMPONENTS), "verify GB/s", "linears GB/s"]
+    lines = [
+        f"# Decoding speed: {found['pair']}",
+        "",
+        f"{found['device']}, {found['dtype']}" + (f". **Synthetic: {said}.**" if said else "."),
+        f"Versions: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}.",
+        "",
+        f"`{found['command']}`",
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+    ]
+    for row in found["rows"]:
+        parts = [f"{row['components_ms'][name]:.2f}" if name in row["components_ms"] else "" for name in COMPONENTS]
+        rates = [f"{row['components_gb_per_s'].get(name, 0):.0f}" for name in ("verify_attention", "linears")]
+        lines.append(f"| {' | '.join([*_cells(row), *parts, *rates])} |")
+    lines += [
+        "",
+        "tau: tokens per step. alpha: tokens/s over vanilla's at the same batch and context. floor: the bytes that the",
+        "method must move, at 4.0 TB/s (measured on an H200), components one after the other. Components are timed",
+        "alone on the state of the run; `rest` is what the step takes beyond their sum: norms, rotary embedding,",
+        "choice of tokens, state, and the gaps between kernels; negative where a part runs faster among the others.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    alpha = row.get("alpha")
+    return [
+        row["method"],
+        str(row["draft_reads"] or ""),
+        str(row["batch"]),
+        str(row["context"]),
+        f"{row['tokens_per_s']:.0f}",
+        f"{row['tau']:.2f}",
+        f"{alpha:.2f}" if alpha else "",
+        f"{row['step_ms']:.2f}",
+        f"{row['roofline_ms']:.2f}",
+        f"{row['over_roofline']:.2f}",
+    ]

@@ -1,0 +1,204 @@
+"""What a run will allocate, known before anything is loaded, and what would fit if that is too much.
+
+The plan is for a batch that runs with our kernels in a 16-bit dtype on one GPU. It is an upper estimate: every part
+counts as if all parts lived at once, which a caching allocator and a graph's own pool come close to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.errors import CapacityError
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.prefill import GPU_CHUNK
+from dustin_runtime.pricing import weights_bytes
+
+OVERHEAD_BYTES = 2 * 2**30
+"""CUDA context, compiled kernels, cuBLAS workspaces, one captured graph, and what the allocator cannot use."""
+PROCESSORS = 160
+"""Streaming multiprocessors, no fewer than any supported GPU has; split kernels run up to two programs on each."""
+SAMPLING_COPIES = 8
+"""fp32 arrays of the logits' size that probabilities, top-p and the residual take at once."""
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one run.
+
+    Attributes:
+        capacity: positions per row: prompt, new tokens and the overshoot of a last step.
+        selection: heads that are scored; None for a method that scores nothing.
+        sampled: whether rows may have a temperature.
+        own_draft_weights: False for a draft that is the target's first layers.
+    """
+
+    target: ModelShape
+    draft: ModelShape | None
+    batch: int
+    capacity: int
+    depth: int
+    selection: Selection | None
+    element_bytes: int
+    sampled: bool
+    own_draft_weights: bool
+    prefill_chunk: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by component."""
+        models = [self.target, *([self.draft] if self.draft else [])]
+        draft_weights = weights_bytes(self.draft, self.element_bytes) if self.draft and self.own_draft_weights else 0
+        return {
+            "target weights": weights_bytes(self.target, self.element_bytes),
+            "draft weights": draft_weights,
+            "target KV cache": self._cache(self.target),
+            "draft KV cache": self._cache(self.draft) if self.draft else 0,
+            "rotary tables": sum(4 * shape.head_size * self.capacity for shape in models),
+            "score scratch": self._scores(),
+            "logits": self._logits(),
+            "split scratch": max(self._splits(shape) for shape in models),
+            "prefill activations": max(self._activations(shape) for shape in models),
+            "overhead": OVERHEAD_BYTES,
+        }
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+    def table(self) -> list[str]:
+        """One aligned line per component in GiB, the total last."""
+        lines = [*self.parts.items(), ("total", self.total)]
+        return [f"{name:<20}{size / GIB:>9.2f} GiB" for name, size in lines if size]
+
+    def resized(self, *, batch: int | None = None, capacity: int | None = None) -> MemoryPlan:
+        """The same run with another batch or capacity."""
+        return replace(self, batch=batch or self.batch, capacity=capacity or self.capacity)
+
+    @property
+    def _queries(self) -> int:
+        return self.depth + 1 if self.draft else 1
+
+    def _cache(self, shape: ModelShape) -> int:
+        return shape.kv_bytes(self.capacity, self.element_bytes) * self.batch
+
+    def _scores(self) -> int:
+        """fp32 logits of every scored row over the whole capacity, and one vector of sums per signal."""
+        if self.selection is None:
+            return 0
+        lines = _heads((self.selection.history,)) + _heads(self.selection.lookahead) * self.depth
+        return 4 * self.batch * self.capacity * (lines + 2)
+
+    def _logits(self) -> int:
+        rows = self.batch * self._queries
+        copies = 4 * SAMPLING_COPIES if self.sampled else 0
+        return rows * self.target.vocab * (self.element_bytes + copies)
+
+    def _splits(self, shape: ModelShape) -> int:
+        """fp32 partial results of full attention: one tile of rows per program and per KV head of a sequence."""
+        rows = self._queries * shape.group
+        tile = max(16, 1 << (rows - 1).bit_length()) if rows <= 128 else 64
+        groups = self.batch * shape.kv_heads * -(-rows // tile)
+        slots = max(2 * PROCESSORS, groups) + groups
+        return 4 * slots * tile * (shape.head_size + 2)
+
+    def _activations(self, shape: ModelShape) -> int:
+        """One chunk of one prompt in a layer: residual and normed input, projections, attention, the gated MLP."""
+        tokens = min(self.prefill_chunk, self.capacity)
+        width = 4 * shape.hidden + 2 * (shape.query_heads + shape.kv_heads) * shape.head_size + 3 * shape.ffn
+        return tokens * width * self.element_bytes
+
+
+def plan(
+    target: ModelShape,
+    draft: ModelShape | None = None,
+    *,
+    batch: int,
+    capacity: int,
+    depth: int = 0,
+    selection: Selection | None = None,
+    element_bytes: int = 2,
+    sampled: bool = False,
+    own_draft_weights: bool = True,
+    prefill_chunk: int = GPU_CHUNK,
+) -> MemoryPlan:
+    """What a run needs; arguments as the attributes of `MemoryPlan`.
+
+    Args:
+        draft: None for a method that does not draft.
+        element_bytes: of a weight or KV element: 2 for bf16, 4 for fp32.
+    """
+    return MemoryPlan(
+        target, draft, batch, capacity, depth, selection, element_bytes, sampled, own_draft_weights, prefill_chunk
+    )
+
+
+def require(planned: MemoryPlan, available_bytes: int) -> None:
+    """Refuse a run that does not fit.
+
+    Args:
+        available_bytes: what the device has left before anything is loaded.
+
+    Raises:
+        CapacityError: one line with the need, what is there, and the largest batch or capacity that would fit.
+    """
+    if planned.total <= available_bytes:
+        return
+    largest = sorted(planned.parts.items(), key=lambda part: -part[1])[:3]
+    need = (
+        f"{planned.batch} rows of {planned.capacity} positions need {planned.total / GIB:.1f} GiB"
+        f" ({', '.join(f'{name} {size / GIB:.1f}' for name, size in largest)}),"
+        f" {available_bytes / GIB:.1f} GiB are available"
+    )
+    raise CapacityError(f"{need}: {_remedy(planned, available_bytes)}")
+
+
+def largest_batch(planned: MemoryPlan, available_bytes: int) -> int:
+    """Most rows of the planned capacity that fit, the planned batch at most; 0 if not even one does."""
+    return _largest(lambda batch: planned.resized(batch=batch).total <= available_bytes, planned.batch)
+
+
+def largest_capacity(planned: MemoryPlan, available_bytes: int) -> int:
+    """Most positions per row that fit at the planned batch, the planned capacity at most; 0 if not even one does."""
+    return _largest(lambda capacity: planned.resized(capacity=capacity).total <= available_bytes, planned.capacity)
+
+
+def _remedy(planned: MemoryPlan, available_bytes: int) -> str:
+    """What to change, with the values that fit."""
+    rows, positions = largest_batch(planned, available_bytes), largest_capacity(planned, available_bytes)
+    alone = 0 if rows or planned.batch == 1 else largest_capacity(planned.resized(batch=1), available_bytes)
+    fits = []
+    if rows:
+        fits.append(f"lower the batch to {rows}")
+    if positions:
+        fits.append(f"lower the context to {positions} positions a row, new tokens included")
+    if alone:
+        fits.append(f"run one row of {alone} positions")
+    wide = planned.element_bytes > 2
+    if wide and replace(planned, element_bytes=2).total <= available_bytes:
+        fits.append("use a 16-bit dtype (bfloat16)")
+    if fits:
+        return " or ".join(fits)
+    dtype = "a 16-bit dtype, " if wide else ""
+    return f"not even one row of one position fits; use {dtype}a smaller model, or more memory"
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest n in [1, most] that fits, by bisection; 0 if 1 does not. What fits also fits smaller."""
+    if not fits(1):
+        return 0
+    low, high = 1, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _heads(asked: tuple[LayerHeads, ...]) -> int:
+    return sum(len(entry.heads) for entry in asked)

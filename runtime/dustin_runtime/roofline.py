@@ -1,0 +1,178 @@
+"""What one step must move through memory at least, and how long that takes: a floor from the models' shapes alone.
+
+Counted are weights, keys and values that are read, and logits, which are written and read. Activations and the keys
+of new tokens are not: they are a thousandth of these. Neither is anything that an implementation adds, such as the
+logits that our scoring kernels keep between their two launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.pricing import DEVICES, Device, body_weights
+
+METHODS = ("vanilla", "sd", "magicdec", "streaming", "dustin", "dustin-t", "dustin-d")
+"""`magicdec` drafts over `draft_budget` tokens and verifies over all; `streaming` keeps `budget` tokens unscored."""
+SPARSE = ("streaming", "dustin", "dustin-t", "dustin-d")
+
+
+class Cost(NamedTuple):
+    """Work of one component in one step."""
+
+    bytes: int
+    flops: float
+
+    def milliseconds(self, device: Device = DEVICES["h200"]) -> float:
+        """The longer of reading memory and computing; the two overlap."""
+        return 1e3 * max(self.bytes / device.bytes_per_s, self.flops / device.flops_per_s)
+
+
+NOTHING = Cost(0, 0.0)
+
+
+class StepCosts(NamedTuple):
+    """Work of one step by component."""
+
+    target_linears: Cost
+    """All weights of the layers, the head, and the rows of the embedding that are looked up."""
+    verify_attention: Cost
+    draft_linears: Cost
+    """Of all passes together."""
+    draft_attention: Cost
+    scores: Cost
+    """Keys of the KV heads that are asked for history and lookahead scores."""
+    logits: Cost
+    """Of target and draft."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(cost.bytes for cost in self)
+
+    def milliseconds(self, device: Device = DEVICES["h200"]) -> float:
+        """Components run one after the other."""
+        return sum(cost.milliseconds(device) for cost in self)
+
+    def as_dict(self, device: Device = DEVICES["h200"]) -> dict[str, dict[str, float]]:
+        """For a report: bytes and milliseconds by component, and of the whole step."""
+        parts: dict[str, dict[str, float]] = {
+            name: {"bytes": cost.bytes, "ms": cost.milliseconds(device)} for name, cost in self._asdict().items()
+        }
+        return parts | {"step": {"bytes": self.total_bytes, "ms": self.milliseconds(device)}}
+
+
+def step_costs(
+    method: str,
+    target: ModelShape,
+    draft: ModelShape | None,
+    lengths: Sequence[int],
+    *,
+    depth: int,
+    selection: Selection | None = None,
+    draft_budget: int | None = None,
+    element_bytes: int = 2,
+) -> StepCosts:
+    """The floor of one step.
+
+    Args:
+        method: one of `METHODS`.
+        draft: None for vanilla.
+        lengths: tokens in every row's cache before the step (its prefix).
+        depth: draft tokens per step; vanilla has none.
+        selection: budget, and the heads that are asked; for the methods in `SPARSE`.
+        draft_budget: tokens of sink and window that the draft attends to, new ones aside; None: its whole cache.
+        element_bytes: of a weight, a KV element and a logit: 2 for bf16, 4 for fp32.
+
+    Raises:
+        ValueError: the method is unknown, or lacks its draft, selection or draft budget.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method {method!r} is unknown (known: {', '.join(METHODS)})")
+    if method in SPARSE and selection is None:
+        raise ValueError(f"{method} needs a selection")
+    if method == "magicdec" and draft_budget is None:
+        raise ValueError("magicdec needs a draft budget")
+    rows = len(lengths)
+    if method == "vanilla":
+        draft, depth = None, 0
+    elif draft is None:
+        raise ValueError(f"{method} needs a draft")
+
+    tokens = depth + 1
+    kept = [min(n, selection.budget) for n in lengths] if method in SPARSE and selection else lengths
+    target_linears = linears_cost(target, rows * tokens, rows * tokens, element_bytes)
+    verify = attention_cost(target, [n + tokens for n in kept], tokens, element_bytes)
+    logits = logits_bytes(target, rows * tokens, element_bytes)
+    if draft is None:
+        return StepCosts(target_linears, verify, NOTHING, NOTHING, NOTHING, Cost(logits, 0.0))
+
+    draft_linears, draft_attention = NOTHING, NOTHING
+    for turn in range(depth):
+        fed = 2 if turn == 0 else 1  # the first pass takes the last processed token too
+        draft_linears = _sum(draft_linears, linears_cost(draft, rows * fed, rows, element_bytes))
+        before = [n + turn + 1 - fed for n in lengths]
+        if draft_budget is not None:
+            before = [min(n, draft_budget) for n in before]
+        draft_attention = _sum(draft_attention, attention_cost(draft, [n + fed for n in before], fed, element_bytes))
+        logits += logits_bytes(draft, rows, element_bytes)
+    scores = NOTHING
+    if selection is not None and method.startswith("dustin"):
+        free = selection.budget - selection.sink - selection.window
+        m = {"dustin": selection.m, "dustin-t": 0, "dustin-d": free}[method]
+        if m < free:
+            scores = _sum(scores, history_cost(target, selection.history, lengths, element_bytes))
+        if m > 0:
+            scores = _sum(scores, lookahead_cost(draft, selection.lookahead, lengths, depth, element_bytes))
+    return StepCosts(target_linears, verify, draft_linears, draft_attention, scores, Cost(logits, 0.0))
+
+
+def linears_cost(shape: ModelShape, tokens: int, predicted: int, element_bytes: int) -> Cost:
+    """One forward pass of `tokens` tokens in all rows, `predicted` of which go through the head."""
+    head = shape.vocab * shape.hidden
+    looked_up = 0 if shape.tied else min(tokens, shape.vocab) * shape.hidden  # a tied head reads those rows anyway
+    body = body_weights(shape)
+    return Cost((body + head + looked_up) * element_bytes, 2.0 * (body * tokens + head * predicted))
+
+
+def attention_cost(shape: ModelShape, read: Sequence[int], queries: int, element_bytes: int) -> Cost:
+    """Attention of `queries` new tokens a row in all layers, where row i reads `read[i]` tokens, new ones included."""
+    positions = sum(read)
+    return Cost(
+        shape.kv_bytes(positions, element_bytes),
+        4.0 * shape.layers * shape.query_heads * shape.head_size * queries * positions,
+    )
+
+
+def history_cost(shape: ModelShape, asked: LayerHeads, lengths: Sequence[int], element_bytes: int) -> Cost:
+    """Scores of the last processed token's query, over each row's prefix."""
+    return _scores_cost(shape, (asked,), lengths, 1, element_bytes)
+
+
+def lookahead_cost(
+    shape: ModelShape, asked: Sequence[LayerHeads], lengths: Sequence[int], depth: int, element_bytes: int
+) -> Cost:
+    """Scores of the `depth` draft queries, the last of which stands `depth - 1` positions behind the prefix."""
+    return _scores_cost(shape, asked, [n + depth for n in lengths], depth, element_bytes)
+
+
+def logits_bytes(shape: ModelShape, tokens: int, element_bytes: int) -> int:
+    """Logits of `tokens` tokens, written by the head and read by the choice of tokens."""
+    return 2 * tokens * shape.vocab * element_bytes
+
+
+def _scores_cost(
+    shape: ModelShape, asked: Sequence[LayerHeads], seen: Sequence[int], queries: int, element_bytes: int
+) -> Cost:
+    """Keys of a KV head are read once, whatever the heads and queries that ask it."""
+    kv_heads = sum(len({head // shape.group for head in entry.heads}) for entry in asked)
+    heads = sum(len(entry.heads) for entry in asked)
+    positions = sum(seen)
+    return Cost(
+        kv_heads * shape.head_size * positions * element_bytes, 2.0 * heads * queries * shape.head_size * positions
+    )
+
+
+def _sum(a: Cost, b: Cost) -> Cost:
+    return Cost(a.bytes + b.bytes, a.flops + b.flops)

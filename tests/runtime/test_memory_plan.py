@@ -1,0 +1,121 @@
+"""What a run allocates, and that the remedies of a refusal are true."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from dustin_runtime.cache import KVCache
+from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.errors import CapacityError
+from dustin_runtime.memory_plan import (
+    GIB,
+    OVERHEAD_BYTES,
+    MemoryPlan,
+    largest_batch,
+    largest_capacity,
+    plan,
+    require,
+)
+from dustin_runtime.pairs import find_pair
+from dustin_runtime.pricing import weights_bytes
+
+PAIR = find_pair("qwen7b:0.5b")
+TARGET, DRAFT = PAIR.target.shape, PAIR.draft.shape
+SELECTION = Selection(
+    budget=512,
+    sink=4,
+    window=16,
+    m=200,
+    history=LayerHeads(layer=20, heads=(0, 1, 2, 3)),
+    lookahead=tuple(LayerHeads(layer=layer, heads=(0, 1, 2, 3)) for layer in (3, 5, 7)),
+)
+BATCH, CAPACITY = 32, 32800
+
+
+def planned(batch: int = BATCH, capacity: int = CAPACITY, element_bytes: int = 2) -> MemoryPlan:
+    return plan(
+        TARGET, DRAFT, batch=batch, capacity=capacity, depth=4, selection=SELECTION, element_bytes=element_bytes
+    )
+
+
+def refusal(of: MemoryPlan, available: int) -> str:
+    with pytest.raises(CapacityError) as raised:
+        require(of, available)
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def test_components_add_up() -> None:
+    found = planned()
+    parts = found.parts
+    assert found.total == sum(parts.values())
+    assert parts["target weights"] == weights_bytes(TARGET, 2)
+    assert parts["draft weights"] == weights_bytes(DRAFT, 2)
+    assert parts["score scratch"] == 4 * BATCH * CAPACITY * (4 + 3 * 4 * 4 + 2)
+    assert parts["logits"] == BATCH * 5 * TARGET.vocab * 2
+    assert parts["overhead"] == OVERHEAD_BYTES
+    lines = found.table()
+    assert len(lines) == len(parts) + 1
+    assert lines[-1].split() == ["total", f"{found.total / GIB:.2f}", "GiB"]
+
+
+def test_caches_are_what_the_runtime_allocates() -> None:
+    small = plan(TARGET, DRAFT, batch=2, capacity=64)
+    for shape, part in ((TARGET, "target KV cache"), (DRAFT, "draft KV cache")):
+        cache = KVCache.allocate(shape, 2, 64, torch.bfloat16, "cpu")
+        assert small.parts[part] == cache.keys.nbytes + cache.values.nbytes
+
+
+def test_what_a_method_does_not_use_costs_nothing() -> None:
+    vanilla = plan(TARGET, batch=4, capacity=1000).parts
+    assert vanilla["draft weights"] == vanilla["draft KV cache"] == vanilla["score scratch"] == 0
+    assert vanilla["logits"] == 4 * TARGET.vocab * 2
+    assert len(plan(TARGET, batch=4, capacity=1000).table()) == len(vanilla) - 3 + 1
+    layers = plan(TARGET, DRAFT, batch=4, capacity=1000, depth=4, own_draft_weights=False).parts
+    assert layers["draft weights"] == 0 < layers["draft KV cache"]
+    greedy, sampled = (plan(TARGET, batch=4, capacity=1000, sampled=sampled).total for sampled in (False, True))
+    assert greedy < sampled
+
+
+def test_what_fits_is_let_through() -> None:
+    require(planned(), planned().total)
+    refusal(planned(), planned().total - 1)
+
+
+@pytest.mark.parametrize("available", [139, 60, 24])
+def test_the_values_of_a_refusal_fit_and_one_more_does_not(available: int) -> None:
+    text = refusal(planned(batch=64), available * GIB)
+    assert f"64 rows of {CAPACITY} positions need {planned(batch=64).total / GIB:.1f} GiB" in text
+    assert f"{available}.0 GiB are available" in text
+    batch = re.search(r"lower the batch to (\d+)", text)
+    context = re.search(r"lower the context to (\d+)", text)
+    assert batch and context
+    for knob, value, most in (("batch", int(batch[1]), 64), ("capacity", int(context[1]), CAPACITY)):
+        assert 0 < value < most
+        sizes = {"batch": 64, "capacity": CAPACITY}
+        require(planned(**sizes | {knob: value}), available * GIB)
+        refusal(planned(**sizes | {knob: value + 1}), available * GIB)
+    assert largest_batch(planned(batch=64), available * GIB) == int(batch[1])
+    assert largest_capacity(planned(batch=64), available * GIB) == int(context[1])
+
+
+def test_where_no_batch_fits_one_row_is_offered_at_its_length() -> None:
+    text = refusal(planned(), 18 * GIB)
+    alone = re.search(r"run one row of (\d+) positions", text)
+    assert alone and "lower the batch" not in text
+    require(planned(1, int(alone[1])), 18 * GIB)
+    refusal(planned(1, int(alone[1]) + 1), 18 * GIB)
+
+
+def test_where_nothing_fits_dtype_or_model_is_to_blame() -> None:
+    assert refusal(planned(), 10 * GIB).endswith(
+        "not even one row of one position fits; use a smaller model, or more memory"
+    )
+    assert "use a 16-bit dtype, a smaller model" in refusal(planned(element_bytes=4), 10 * GIB)
+    wide = refusal(planned(4, 1000, element_bytes=4), 20 * GIB)
+    assert wide.endswith(": use a 16-bit dtype (bfloat16)")
+    require(planned(4, 1000), 20 * GIB)

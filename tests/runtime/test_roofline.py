@@ -1,0 +1,121 @@
+"""The floor of a step against sums made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.pairs import find_pair
+from dustin_runtime.pricing import DEVICES, Device
+from dustin_runtime.roofline import METHODS, NOTHING, SPARSE, Cost, StepCosts, step_costs
+
+TARGET = ModelShape(
+    family="llama", layers=2, hidden=8, ffn=16, query_heads=4, kv_heads=2, head_size=4, vocab=10, context=64
+)
+DRAFT = TARGET.model_copy(update={"layers": 1, "kv_heads": 1, "tied": True})
+# Per layer: q 8x16, k and v 8x8 each, o 16x8, three of 8x16, two norms of 8; a last norm.
+TARGET_BODY = 2 * (128 + 64 + 64 + 128 + 3 * 128 + 16) + 8
+DRAFT_BODY = (128 + 32 + 32 + 128 + 3 * 128 + 16) + 8
+HEAD = 10 * 8
+SELECTION = Selection(
+    budget=12,
+    sink=2,
+    window=4,
+    m=3,
+    history=LayerHeads(layer=1, heads=(0, 1, 2)),  # two KV heads
+    lookahead=(LayerHeads(layer=0, heads=(1, 3)),),  # one KV head
+)
+LENGTHS = (20, 7)
+DEPTH = 3
+
+
+def costs(method: str, selection: Selection = SELECTION, draft_budget: int | None = None) -> StepCosts:
+    return step_costs(
+        method, TARGET, DRAFT, LENGTHS, depth=DEPTH, selection=selection, draft_budget=draft_budget, element_bytes=2
+    )
+
+
+def test_vanilla_reads_weights_and_the_whole_cache_and_drafts_nothing() -> None:
+    found = costs("vanilla")
+    assert found.target_linears == Cost(2 * (TARGET_BODY + HEAD + 2 * 8), 2.0 * 2 * (TARGET_BODY + HEAD))
+    per_position = 2 * 2 * 2 * 4 * 2  # K and V, two layers, two KV heads of 4, bf16
+    assert found.verify_attention == Cost((21 + 8) * per_position, 4.0 * 2 * 4 * 4 * (21 + 8))
+    assert found.draft_linears == found.draft_attention == found.scores == NOTHING
+    assert found.logits.bytes == 2 * 2 * 10 * 2
+    assert found == step_costs("vanilla", TARGET, None, LENGTHS, depth=0)
+
+
+def test_drafting_counts_every_pass() -> None:
+    found = costs("sd")
+    assert found.target_linears.bytes == 2 * (TARGET_BODY + HEAD + 2 * 4 * 8)
+    assert found.verify_attention.bytes == (24 + 11) * 2 * 2 * 2 * 4 * 2
+    assert found.draft_linears.bytes == 3 * 2 * (DRAFT_BODY + HEAD)  # tied: the head reads all rows
+    assert found.draft_linears.flops == 2.0 * (DRAFT_BODY * (4 + 2 + 2) + HEAD * 3 * 2)
+    per_position = 2 * 4 * 2  # K and V, one layer, one KV head of 4, bf16
+    assert found.draft_attention.bytes == (21 + 8 + 22 + 9 + 23 + 10) * per_position
+    assert found.logits.bytes == 2 * 10 * 2 * (2 * 4 + 2 * 3)
+    assert found.scores == NOTHING
+
+
+def test_a_windowed_draft_reads_its_budget_and_the_new_tokens() -> None:
+    found = costs("magicdec", draft_budget=10)
+    # Before the tokens that are fed: 19 and 6, then 21 and 8, then 22 and 9.
+    assert found.draft_attention.bytes == ((10 + 2) + (6 + 2) + (10 + 1) + (8 + 1) + (10 + 1) + (9 + 1)) * 2 * 4 * 2
+    assert found.verify_attention == costs("sd").verify_attention
+    assert costs("sd", draft_budget=10) == found
+
+
+@pytest.mark.parametrize("method", SPARSE)
+def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) -> None:
+    found = costs(method)
+    assert found.verify_attention.bytes == ((12 + 4) + (7 + 4)) * 2 * 2 * 2 * 4 * 2
+    history = (20 + 7) * 2 * 4 * 2  # two KV heads of 4, keys alone, one layer
+    lookahead = (20 + 3 + 7 + 3) * 1 * 4 * 2
+    wanted = {"streaming": 0, "dustin": history + lookahead, "dustin-t": history, "dustin-d": lookahead}
+    assert found.scores.bytes == wanted[method]
+
+
+def test_a_share_of_nothing_is_not_scored() -> None:
+    assert costs("dustin", SELECTION.model_copy(update={"m": 0})).scores == costs("dustin-t").scores
+    assert costs("dustin", SELECTION.model_copy(update={"m": 6})).scores == costs("dustin-d").scores
+
+
+def test_milliseconds_are_the_longer_of_memory_and_arithmetic() -> None:
+    device = Device("toy", flops_per_s=1000.0, bytes_per_s=100.0, memory_bytes=1)
+    assert Cost(200, 100.0).milliseconds(device) == 2000
+    assert Cost(200, 5000.0).milliseconds(device) == 5000
+    found = costs("dustin")
+    assert found.milliseconds(device) == pytest.approx(sum(cost.milliseconds(device) for cost in found))
+    shown = found.as_dict(device)
+    assert shown["step"]["bytes"] == found.total_bytes == sum(part["bytes"] for part in shown.values()) / 2
+    assert list(shown) == [*StepCosts._fields, "step"]
+
+
+def test_real_sizes() -> None:
+    small = find_pair("qwen7b:0.5b").target.shape
+    found = step_costs("vanilla", small, None, [32768] * 16, depth=0)
+    assert found.target_linears.bytes == pytest.approx(14.1e9, rel=0.01)
+    assert found.verify_attention.bytes == pytest.approx(30.06e9, rel=0.001)
+    assert found.milliseconds() == pytest.approx(11.05, rel=0.01)
+    pair = find_pair("qwen72b:0.5b")
+    verified = step_costs("sd", pair.target.shape, pair.draft.shape, [16384] * 8, depth=4)
+    assert verified.target_linears.milliseconds() == pytest.approx(
+        1e3 * verified.target_linears.bytes / DEVICES["h200"].bytes_per_s
+    )
+    # A chunk of a prompt is bound by arithmetic.
+    crowded = step_costs("sd", pair.target.shape, pair.draft.shape, [100] * 1024, depth=4)
+    assert crowded.target_linears.milliseconds() > 1e3 * crowded.target_linears.bytes / DEVICES["h200"].bytes_per_s
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown"):
+        costs("eagle")
+    with pytest.raises(ValueError, match="draft budget"):
+        costs("magicdec")
+    for method in METHODS[1:]:
+        with pytest.raises(ValueError, match="needs a draft"):
+            step_costs(method, TARGET, None, LENGTHS, depth=DEPTH, selection=SELECTION, draft_budget=8)
+    for method in SPARSE:
+        with pytest.raises(ValueError, match="needs a selection"):
+            step_costs(method, TARGET, DRAFT, LENGTHS, depth=DEPTH)
