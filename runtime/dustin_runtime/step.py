@@ -200,8 +200,9 @@ class Stepper:
         drafts: list[Tensor] = []
         distributions: list[Tensor] = []
         ids, start = state.recent, state.lengths - 1
+        attentions = self._draft_attentions(state)
         for turn in range(self.depth):
-            tap = QueryTap(self._draft_attention(start), scored.heads if scored else {})
+            tap = QueryTap(attentions[turn], scored.heads if scored else {})
             hidden = self.draft.forward(ids, start, state.draft_cache, tap, state.extent + turn + 1)
             if scored:
                 queries.append(scored.gather(tap.queries)[:, -1:])
@@ -212,10 +213,14 @@ class Stepper:
         signals.lookahead_queries = torch.cat(queries, dim=1) if queries else None
         return torch.cat(drafts, dim=1), torch.cat(distributions, dim=1) if distributions else None
 
-    def _draft_attention(self, start: Tensor) -> Attention:
+    def _draft_attentions(self, state: State) -> list[Attention]:
+        """What the draft attends with, by turn."""
         if self.draft_budget is None:
-            return dense_attention
-        return SparseAttention(first_and_last(start, self.draft_budget, STREAMING_SINK)[None, :, None])
+            return [dense_attention] * self.depth
+        turns = torch.arange(self.depth, device=state.lengths.device).unsqueeze(1)
+        starts = state.lengths + torch.where(turns > 0, turns, -1)  # [depth, rows]
+        lists = first_and_last(starts.view(-1), self.draft_budget, STREAMING_SINK)
+        return [SparseAttention(kept[None, :, None]) for kept in lists.view(self.depth, state.rows, -1)]
 
     def _propose(
         self, state: State, logits: Tensor, position: Tensor, turn: int, distributions: list[Tensor]

@@ -108,6 +108,7 @@ def test_a_queue_of_64_prompts_through_8_rows(models: dict[torch.dtype, Decoder]
     assert statistics.launches < statistics.steps / 5
 
 
+@torch.inference_mode()
 def test_a_replay_neither_waits_nor_allocates(models: dict[torch.dtype, Decoder]) -> None:
     served = engine(models[torch.bfloat16], "dustin", True)
     served.generate(prompts(8), 5)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dustin_runtime.kernels import ceil_div, next_power_of_2
+from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2
 from dustin_runtime.kernels.workspace import counters
 
 
@@ -18,7 +18,11 @@ from dustin_runtime.kernels.workspace import counters
 def _argmax(
     logits, best_value, best_id, sound, ids, finite, counter, stride, vocab,
     BLOCK: tl.constexpr, SHARE: tl.constexpr, SPLITS: tl.constexpr, SLOTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(1)
     split = tl.program_id(0)
     top = tl.full([], float("-inf"), tl.float32)
@@ -70,5 +74,6 @@ def argmax_finite(logits: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
     _argmax[(splits, rows)](
         logits, best_value, best_id, sound, ids, finite, counters(logits.device, rows), logits.shape[-1], vocab,
         BLOCK=block, SHARE=share, SPLITS=splits, SLOTS=next_power_of_2(splits), num_warps=8,
+        **dependent_launch(logits.device),
     )  # fmt: skip
     return ids, finite

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dustin_runtime.kernels import ceil_div, next_power_of_2, processors, row_tile
+from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2, processors, row_tile
 from dustin_runtime.kernels.online_softmax import attend_tile, finish
 from dustin_runtime.kernels.workspace import counters
 
@@ -24,12 +24,16 @@ def _dense(
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     batch, tokens, scale, kv_heads, group, tiles, programs, least,
     ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, BATCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one sequence, ROWS of its queries, one share of its keys.
 
     Sequences share the programs in proportion to their lengths, which only the device knows: each program finds its
     own place from the lengths of all.
     """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     index = tl.arange(0, BATCH)
     lengths = tl.load(start + index, mask=index < batch, other=0).to(tl.int32) + tokens
     lengths = tl.where(index < batch, lengths, 0)
@@ -141,6 +145,6 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, cut: Tiling 
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         batch, tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, tiles, cut.programs, cut.least,
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, BATCH=next_power_of_2(batch),
-        num_warps=cut.warps, num_stages=cut.stages,
+        num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
     return out

@@ -1,6 +1,6 @@
 """Small operations between the matrix products, fused so that each reads and writes memory once.
 
-References: the plain torch lines of `models.decoder.PlainOps`.
+References: the plain torch lines of `models.ops`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dustin_runtime.kernels import ceil_div, next_power_of_2
+from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2
 
 
 @triton.jit
-def _add_norm(x, delta, weight, total, normed, width, eps, WIDTH: tl.constexpr, ADD: tl.constexpr):
+def _add_norm(x, delta, weight, total, normed, width, eps, WIDTH: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, WIDTH)
     inside = column < width
@@ -38,13 +41,16 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     block = next_power_of_2(width)
     _add_norm[(x.numel() // width,)](
         x, x if delta is None else delta, weight, total, normed, width, eps,
-        WIDTH=block, ADD=delta is not None, num_warps=min(16, max(1, block // 512)),
+        WIDTH=block, ADD=delta is not None, num_warps=min(16, max(1, block // 512)), **dependent_launch(x.device),
     )  # fmt: skip
     return total, normed
 
 
 @triton.jit
-def _silu_mul(gate_up, out, ffn, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, ffn, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < ffn
@@ -60,7 +66,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     ffn = gate_up.shape[-1] // 2
     out = torch.empty(*gate_up.shape[:-1], ffn, dtype=gate_up.dtype, device=gate_up.device)
     block = 1024
-    _silu_mul[(out.numel() // ffn, ceil_div(ffn, block))](gate_up, out, ffn, BLOCK=block, num_warps=4)
+    _silu_mul[(out.numel() // ffn, ceil_div(ffn, block))](
+        gate_up, out, ffn, BLOCK=block, num_warps=4, **dependent_launch(out.device)
+    )
     return out
 
 
@@ -69,9 +77,12 @@ def _rope_append(
     qkv, q_norm, k_norm, cos, sin, start, out, k_cache, v_cache,
     k_batch, k_token, k_head, v_batch, v_token, v_head,
     tokens, query_heads, kv_heads, eps,
-    HALF: tl.constexpr, NORM: tl.constexpr,
+    HALF: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one head (query, key or value) of one token."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     token = tl.program_id(1) % tokens
     sequence = tl.program_id(1) // tokens
@@ -136,6 +147,6 @@ def rope_append(
     _rope_append[(query_heads + 2 * kv_heads, batch * tokens)](
         qkv, q_norm if norm else qkv, k_norm if norm else qkv, cos, sin, start, q, k_cache, v_cache,
         *k_cache.stride()[:3], *v_cache.stride()[:3], tokens, query_heads, kv_heads, eps,
-        HALF=head_size // 2, NORM=norm, num_warps=1,
+        HALF=head_size // 2, NORM=norm, num_warps=1, **dependent_launch(q.device),
     )  # fmt: skip
     return q

@@ -113,18 +113,19 @@ class Decoder:
         change: Tensor | None = None  # what the block before adds to x
         for index, layer in enumerate(self.weights.layers):
             x, normed = ops.add_rms_norm(x, change, layer.attention_norm, eps)
-            qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(batch, tokens, -1, shape.head_size)
+            qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(batch, tokens, -1, shape.head_size)
             keys, values = cache.keys[index], cache.values[index]
             q = ops.rope_append(
                 qkv, layer.q_norm, layer.k_norm, rope.cos, rope.sin, start, keys, values, shape.query_heads, eps
             )
             attended = attend(index, q, keys[:, :extent], values[:, :extent], start)
             x, normed = ops.add_rms_norm(
-                x, F.linear(attended.reshape(batch, tokens, -1), layer.output), layer.mlp_norm, eps
+                x, ops.linear(attended.reshape(batch, tokens, -1), layer.output), layer.mlp_norm, eps
             )
-            change = F.linear(ops.silu_mul(F.linear(normed, layer.gate_up)), layer.down)
+            change = ops.linear(ops.gated_linear(normed, layer.gate_up), layer.down)
         return ops.add_rms_norm(x, change, self.weights.norm, eps)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., hidden] to [..., vocab] (rows beyond the tokenizer's ids are padding)."""
-        return F.linear(hidden, self.weights.head)
+        # A slice of a longer block would become one product per sequence, each reading the whole head.
+        return ops.linear(hidden.contiguous(), self.weights.head)

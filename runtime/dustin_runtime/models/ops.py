@@ -36,14 +36,37 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), (x.shape[-1],), eps=eps).to(x.dtype) * weight
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """SwiGLU (arXiv 2002.05202): silu of the first half of [..., 2 ffn] times the second half."""
-    if usable(gate_up):
-        from dustin_runtime.kernels.pointwise import silu_mul as kernel
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., inputs], contiguous, times weight [outputs, inputs], plus bias [outputs]."""
+    if _few_rows(x, weight, gated=False):
+        from dustin_runtime.kernels.linear import linear as kernel
 
-        return kernel(gate_up)
+        return kernel(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def gated_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """SwiGLU (arXiv 2002.05202): weight [2 ffn, inputs] holds the gate, which goes through silu, then the other half."""
+    if _few_rows(x, weight, gated=True):
+        from dustin_runtime.kernels.linear import linear as kernel
+
+        return kernel(x, weight, gated=True)
+    gate_up = F.linear(x, weight)
+    if usable(gate_up):
+        from dustin_runtime.kernels.pointwise import silu_mul
+
+        return silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def _few_rows(x: Tensor, weight: Tensor, gated: bool) -> bool:
+    if x.dtype == torch.float32 or not usable(x):
+        return False
+    from dustin_runtime.kernels.linear import worthwhile
+
+    outputs, inputs = weight.shape
+    return worthwhile(x.numel() // inputs, outputs // (2 if gated else 1), inputs, gated)
 
 
 def rope_append(
