@@ -46,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def gated_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """SwiGLU (arXiv 2002.05202): weight [2 ffn, inputs] holds the gate, which goes through silu, then the other half."""
+    """SwiGLU (arXiv 2002.05202): weight [2 ffn, inputs] holds the gate, which silu is applied to, then its factor."""
     if _few_rows(x, weight, gated=True):
         from dustin_runtime.kernels.linear import linear as kernel
 
