@@ -111,7 +111,8 @@ class Engine:
         run = _Run(self, [Generation(prompt) for prompt in prompts], max_new_tokens, on_tokens, on_step, draws)
         run.check()
         began = time.perf_counter()
-        state = self.prepare(len(prompts), max(map(len, prompts)) + max_new_tokens)
+        beyond = capacity_beyond(max_new_tokens, self.stepper.depth)
+        state = self.prepare(len(prompts), max(map(len, prompts)) + beyond)
         run.statistics.prefill_seconds += time.perf_counter() - began
         try:
             run.serve(state)
@@ -121,15 +122,13 @@ class Engine:
         run.statistics.decode_seconds = time.perf_counter() - began - run.statistics.prefill_seconds
         return run.sequences, run.statistics
 
-    def prepare(self, prompts: int, tokens: int) -> State:
-        """Reserve buffers for `tokens` per sequence and capture the step; what is large enough already is kept.
+    def prepare(self, prompts: int, capacity: int) -> State:
+        """Reserve buffers of `capacity` positions a row and capture the step; what is large enough already is kept.
 
         Raises:
             CapacityError: memory does not suffice.
         """
         rows = min(self.rows or prompts, prompts)
-        # A row may overshoot its last token by one step's drafts, and is stepped on until the host has seen its end.
-        capacity = tokens + 3 * (self.stepper.depth + 1)
         held = self._state
         if held is None or held.rows != rows or held.target_cache.capacity < capacity:
             self._state = self._captured = None  # freed before its successor is reserved
@@ -145,6 +144,14 @@ class Engine:
             return self._captured(), self._captured.packed
         result = self.stepper(state)
         return result, result.packed()
+
+
+def capacity_beyond(new_tokens: int, depth: int) -> int:
+    """Positions that a row needs behind its prompt.
+
+    It may overshoot its last token by a step's drafts, and is stepped on until the host has seen its end.
+    """
+    return new_tokens + 3 * (depth + 1)
 
 
 def to_host(packed: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -17,7 +17,7 @@ from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.bench.document import roofline_device
 from dustin_runtime.bench.timing import measure_ms
 from dustin_runtime.config import Selection
-from dustin_runtime.engine import Engine, to_host
+from dustin_runtime.engine import Engine, capacity_beyond, to_host
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
@@ -73,6 +73,11 @@ class Case:
     """Whether the draft reads only its first and last tokens."""
 
 
+def new_tokens(steps: int, depth: int) -> int:
+    """Positions that a run needs beyond its context, every draft accepted."""
+    return capacity_beyond((steps + WARM_UP) * (depth + 1) + 1, depth)
+
+
 @torch.inference_mode()
 def measure(setup: Setup, case: Case) -> dict[str, Any]:
     """Run one case and report it."""
@@ -92,7 +97,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         forced_rate=rate_for(forced, setup.depth) if forced else None,
     )
     engine = Engine(stepper)
-    new = (setup.steps + WARM_UP) * (stepper.depth + 1) + 1
+    new = new_tokens(setup.steps, stepper.depth)
     if setup.prompts is None:
         state = engine.prepare(case.batch, case.context + new)
         _fill(state, case.context)
@@ -182,7 +187,7 @@ def _generated(setup: Setup, engine: Engine, case: Case) -> dict[str, Any]:
     assert setup.prompts is not None
     prompts = [ids[: case.context] for ids in setup.prompts[: case.batch]]
     tokens = setup.steps
-    engine.prepare(case.batch, case.context + (setup.steps + WARM_UP) * (engine.stepper.depth + 1) + 1)
+    engine.prepare(case.batch, case.context + new_tokens(setup.steps, engine.stepper.depth))
     _, statistics = engine.generate(prompts, tokens)
     return {
         "tokens_per_s": statistics.tokens_per_second,

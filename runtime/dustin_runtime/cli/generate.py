@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +15,13 @@ from dustin_runtime.errors import UsageError
 from dustin_runtime.recipe_files import complete_pair
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerFast
 
     from dustin_runtime.config import DustinConfig
     from dustin_runtime.engine import Draw, Engine, Generation
     from dustin_runtime.loading import Pair
+    from dustin_runtime.policies import Policy
     from dustin_runtime.statistics import Statistics
 
 
@@ -97,7 +100,7 @@ def generate(
 
         go_offline()
     from dustin_runtime.config import load_config
-    from dustin_runtime.engine import Draw, Engine
+    from dustin_runtime.engine import Draw, Engine, capacity_beyond
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.policies import make_policy
     from dustin_runtime.prompts import encode, gather_prompts
@@ -113,7 +116,14 @@ def generate(
     kind = pick_device(device)
     opened, gamma = open_models(served, pair, target, draft, rope, offline)
     ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
-    model = opened.load_target(pick_dtype(dtype, kind), kind)
+    element = pick_dtype(dtype, kind)
+    if kind != "cpu":
+        deepest = depth or gamma if any(policy.drafts for policy in policies) else 0
+        longest = max(map(len, ids)) + capacity_beyond(max_new_tokens, deepest)
+        _require_memory(
+            opened, policies, min(batch or len(ids), len(ids)), longest, deepest, element, kind, temperature
+        )
+    model = opened.load_target(element, kind)
     drafter = opened.load_draft(model) if any(policy.drafts for policy in policies) else None
     ends: frozenset[int] = frozenset() if ignore_eos else opened.stop_ids()
     draws = [Draw(temperature, top_p, seed + index) for index in range(len(ids))]
@@ -142,6 +152,35 @@ def generate(
         complete = sum(generation.finished is not None for generation in runs[-1][0])
         print(f"error: interrupted; {complete} of {len(ids)} texts are complete", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
+
+
+def _require_memory(
+    opened: Pair,
+    policies: Sequence[Policy],
+    rows: int,
+    capacity: int,
+    depth: int,
+    dtype: torch.dtype,
+    device: str,
+    temperature: float,
+) -> None:
+    """Refuse a run that does not fit on the GPU, before its weights are read."""
+    import torch
+
+    from dustin_runtime.memory_plan import plan, require
+
+    need = plan(
+        opened.target_shape,
+        opened.draft_shape if depth else None,
+        batch=rows,
+        capacity=capacity,
+        depth=depth,
+        selection=next((policy.selection for policy in policies if policy.selection), None),
+        element_bytes=dtype.itemsize,
+        sampled=temperature > 0,
+        own_draft_weights=opened.draft_source is not None,
+    )
+    require(need, torch.cuda.mem_get_info(device)[0])
 
 
 def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) -> DustinConfig | None:

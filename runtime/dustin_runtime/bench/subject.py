@@ -1,0 +1,142 @@
+"""What a grid times: a pair of real models, or noise in the shapes of a known pair; loaded only when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import ValidationError
+
+from dustin_runtime.config import DustinConfig, LayerHeads, Selection
+from dustin_runtime.errors import MissingError, UsageError
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.models.weights import random_decoder
+from dustin_runtime.pairs import find_pair
+from dustin_runtime.validation import one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from dustin_runtime.loading import Pair
+
+LONG = 1 << 20
+"""Context of models of noise: positions that their shapes were never trained for are fine."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A pair of models before it is loaded.
+
+    Attributes:
+        own_draft_weights: False for a draft made of the target's first layers.
+        tokenizer: None for noise, which reads no text.
+        load: target and draft.
+    """
+
+    name: str
+    target: ModelShape
+    draft: ModelShape
+    own_draft_weights: bool
+    selection: Selection
+    depth: int
+    shared_vocab: int
+    tokenizer: PreTrainedTokenizerFast | None
+    load: Callable[[], tuple[Decoder, Decoder]]
+
+
+def noise(pair: str, served: DustinConfig | None, dtype: torch.dtype, device: str) -> Subject:
+    """Random weights in the shapes of a known pair."""
+    recipe = find_pair(pair)
+    target, draft = (model.shape.model_copy(update={"context": LONG}) for model in (recipe.target, recipe.draft))
+    return Subject(
+        recipe.name,
+        target,
+        draft,
+        own_draft_weights=True,
+        selection=served.selection if served else spread(target, draft, recipe.budget),
+        depth=recipe.depth,
+        shared_vocab=recipe.target.tokenizer_vocab or min(target.vocab, draft.vocab),
+        tokenizer=None,
+        load=lambda: (random_decoder(target, dtype, device, 0), random_decoder(draft, dtype, device, 1)),
+    )
+
+
+def real(pair: Pair, name: str, served: DustinConfig | None, depth: int, dtype: torch.dtype, device: str) -> Subject:
+    """A pair with its own weights."""
+
+    def load() -> tuple[Decoder, Decoder]:
+        target = pair.load_target(dtype, device)
+        return target, pair.load_draft(target)
+
+    return Subject(
+        name,
+        pair.target_shape,
+        pair.draft_shape,
+        own_draft_weights=pair.draft_source is not None,
+        selection=served.selection if served else spread(pair.target_shape, pair.draft_shape, 512),
+        depth=depth,
+        shared_vocab=pair.shared_vocab,
+        tokenizer=pair.tokenizer,
+        load=load,
+    )
+
+
+def spread(target: ModelShape, draft: ModelShape, budget: int) -> Selection:
+    """Heads as a search might choose them, where no config says: four per layer, spread over the KV heads."""
+
+    def heads(shape: ModelShape) -> tuple[int, ...]:
+        count = min(4, shape.query_heads)
+        return tuple(index * shape.query_heads // count for index in range(count))
+
+    layers = sorted({draft.layers * part // 4 for part in (1, 2, 3)})
+    return Selection(
+        budget=budget,
+        sink=4,
+        window=16,
+        m=(budget - 20) // 3,
+        history=LayerHeads(layer=target.layers // 2, heads=heads(target)),
+        lookahead=tuple(LayerHeads(layer=layer, heads=heads(draft)) for layer in layers),
+    )
+
+
+def changed(selection: Selection, budget: int | None, m: int | None) -> Selection:
+    """The selection with another budget, m in proportion, or another m.
+
+    Raises:
+        UsageError: the split is invalid.
+    """
+    changes: dict[str, int] = {}
+    if budget is not None:
+        changes = {"budget": budget, "m": selection.m * budget // selection.budget}
+    if m is not None:
+        changes["m"] = m
+    try:
+        return Selection.model_validate(selection.model_dump() | changes)
+    except ValidationError as error:
+        raise UsageError(f"--budget, --m: {one_line(error)}") from None
+
+
+def parts_of_text(
+    tokenizer: PreTrainedTokenizerFast | None, files: list[Path], rows: int, tokens: int
+) -> list[list[int]]:
+    """Prompts from files: parts of the text, one per row, evenly spaced over it.
+
+    Raises:
+        UsageError: there is no tokenizer.
+        MissingError: a file cannot be read, or all are too short.
+    """
+    from dustin_runtime.prompts import gather_prompts
+
+    if tokenizer is None:
+        raise UsageError("--random-weights cannot read --file; give --synthetic-context")
+    ids: list[int] = []
+    for text in gather_prompts([], files, None, ""):
+        ids += tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) < tokens:
+        raise MissingError(f"{files[0]}: {len(ids)} tokens of text do not fill a context of {tokens}; give more --file")
+    step = (len(ids) - tokens) // max(rows - 1, 1)
+    return [ids[row * step : row * step + tokens] for row in range(rows)]
