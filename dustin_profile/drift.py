@@ -40,7 +40,9 @@ def measure(stepper: Stepper, prompt: Sequence[int], tokens: int) -> Drift:
     def keep(result: StepResult, emitted: list[int]) -> None:
         logits.append(result.logits[0, : int(result.count[0])].float().cpu())
 
-    (generation,), _ = Engine(stepper).generate([prompt], tokens, on_step=keep)
+    (generation,), statistics = Engine(stepper).generate([prompt], tokens, on_step=keep)
+    if statistics.interrupted:
+        raise KeyboardInterrupt
     sparse = torch.cat(logits)[: tokens - 1]
     full = full_logits(stepper.target, prompt, generation.tokens, stepper.shared_vocab)
     chosen = torch.tensor(generation.tokens)

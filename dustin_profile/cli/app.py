@@ -45,4 +45,4 @@ app.command("env")(env.env)
 
 def main() -> None:
     """Console script."""
-    run_app(app)
+    run_app(app, interrupted="interrupted; run the same command again to continue")

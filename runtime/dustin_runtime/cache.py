@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,17 +12,58 @@ from dustin_runtime.errors import CapacityError
 from dustin_runtime.models.shape import ModelShape
 
 
+class Ring(NamedTuple):
+    """Where positions lie: the first `sink` in their own slots, the others take turns in the `size` slots behind."""
+
+    sink: int
+    size: int
+
+    def slots(self, positions: Tensor) -> Tensor:
+        """Slots of int64 positions; -1 stays -1."""
+        return torch.where(positions < self.sink, positions, self.sink + (positions - self.sink) % self.size)
+
+
+WHOLE = Ring(0, 1 << 30)
+"""Every position has a slot of its own."""
+
+
+def window_ring(budget: int, depth: int, sink: int) -> Ring:
+    """The ring of a draft that reads `budget` tokens of its cache, `sink` of them the first.
+
+    Drafts that a step rejects must not have overwritten what the next one reads: its window reaches back `budget -
+    sink` tokens from the last processed one, and `depth` drafts were written beyond.
+    """
+    sink = min(sink, budget - 1)
+    return Ring(sink, budget - sink + depth + 2)
+
+
 class KVCache:
     """Keys (after RoPE) and values of a batch of sequences.
 
     Attributes:
-        keys, values: [layers, batch, capacity, kv_heads, head_size]. A position holds a token once the forward pass
-            that processed it has written it; what lies at or beyond a row's length is dead and will be overwritten.
+        keys, values: [layers, batch, slots, kv_heads, head_size]. A slot holds a token once the forward pass that
+            processed it has written it; what lies at or beyond a row's length is dead and will be overwritten.
+        ring: which slot a position has.
+        capacity: positions per sequence.
+        scored: [scored layers, batch, capacity, kv_heads, head_size] all keys of the layers in `scored_layers`, in
+            their order, for a cache that does not keep them otherwise; None for one that does.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        ring: Ring = WHOLE,
+        capacity: int | None = None,
+        scored: Tensor | None = None,
+        scored_layers: Sequence[int] = (),
+    ) -> None:
         self.keys = keys
         self.values = values
+        self.ring = ring
+        self.capacity = keys.shape[2] if capacity is None else capacity
+        self.scored = scored
+        self.scored_layers = tuple(scored_layers)
 
     @classmethod
     def allocate(
@@ -30,21 +74,66 @@ class KVCache:
         Raises:
             CapacityError: memory does not suffice.
         """
-        # Zeros, since a masked weight of 0 times the NaN of unwritten memory would be NaN.
-        # Head-major in memory, so that a KV head's keys are one contiguous matrix (twice as fast for CPU attention).
-        size = (shape.layers, batch, shape.kv_heads, capacity, shape.head_size)
         try:
-            keys, values = (torch.zeros(size, dtype=dtype, device=device).transpose(2, 3) for _ in range(2))
+            keys, values = (_slots(shape, shape.layers, batch, capacity, dtype, device) for _ in range(2))
             return cls(keys, values)
         except RuntimeError as error:  # torch.OutOfMemoryError is one, the CPU allocator raises the plain class
             need = shape.kv_bytes(capacity, dtype.itemsize) * batch / 2**30
             raise CapacityError(f"no memory for a KV cache of {need:.1f} GiB: lower batch or context") from error
 
-    @property
-    def capacity(self) -> int:
-        """Positions per sequence."""
-        return self.keys.shape[2]
+    @classmethod
+    def windowed(
+        cls,
+        shape: ModelShape,
+        batch: int,
+        capacity: int,
+        ring: Ring,
+        scored_layers: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> KVCache:
+        """Reserve a cache of the first and the last tokens, and of all keys of the layers that are scored.
+
+        Raises:
+            CapacityError: memory does not suffice.
+        """
+        slots = ring.sink + ring.size
+        try:
+            keys, values = (_slots(shape, shape.layers, batch, slots, dtype, device) for _ in range(2))
+            scored = _slots(shape, len(scored_layers), batch, capacity, dtype, device) if scored_layers else None
+            return cls(keys, values, ring, capacity, scored, scored_layers)
+        except RuntimeError as error:
+            raise CapacityError("no memory for the draft's KV cache: lower batch or context") from error
+
+    def scored_keys(self, layer: int) -> Tensor | None:
+        """[batch, capacity, kv_heads, head_size]: where else new keys of this layer are kept."""
+        if self.scored is None or layer not in self.scored_layers:
+            return None
+        return self.scored[self.scored_layers.index(layer)]
 
     def row(self, index: int) -> KVCache:
         """A view of one sequence, batch 1."""
-        return KVCache(self.keys[:, index : index + 1], self.values[:, index : index + 1])
+        one = slice(index, index + 1)
+        scored = None if self.scored is None else self.scored[:, one]
+        return KVCache(self.keys[:, one], self.values[:, one], self.ring, self.capacity, scored, self.scored_layers)
+
+    def take(self, whole: KVCache, length: int) -> None:
+        """Copy what this one-row cache keeps of the first `length` positions of a one-row cache that keeps all."""
+        first = torch.arange(min(self.ring.sink, length), device=self.keys.device)
+        last = torch.arange(max(length - self.ring.size, len(first)), length, device=self.keys.device)
+        positions = torch.cat((first, last))
+        slots = self.ring.slots(positions)
+        self.keys.index_copy_(2, slots, whole.keys.index_select(2, positions))
+        self.values.index_copy_(2, slots, whole.values.index_select(2, positions))
+        for index, layer in enumerate(self.scored_layers):
+            assert self.scored is not None
+            self.scored[index, :, :length] = whole.keys[layer, :, :length]
+
+
+def _slots(
+    shape: ModelShape, layers: int, batch: int, slots: int, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    # Zeros, since a masked weight of 0 times the NaN of unwritten memory would be NaN.
+    # Head-major in memory, so that a KV head's keys are one contiguous matrix (twice as fast for CPU attention).
+    size = (layers, batch, shape.kv_heads, slots, shape.head_size)
+    return torch.zeros(size, dtype=dtype, device=device).transpose(2, 3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,13 +21,14 @@ from dustin_runtime.diagnosis import where_it_breaks
 from dustin_runtime.errors import NothingMeasuredError, UsageError
 from dustin_runtime.graph import StepGraph
 from dustin_runtime.kernels import usable
-from dustin_runtime.models.shape import check_context
+from dustin_runtime.models.shape import ModelShape, check_context
 from dustin_runtime.prefill import chunk_for, prefill
 from dustin_runtime.statistics import Statistics
 from dustin_runtime.step import State, Stepper, StepResult
 
 OnTokens = Callable[[int, list[int]], bool]
 OnStep = Callable[[StepResult, list[int]], None]
+OnEnd = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Engine:
         on_tokens: OnTokens | None = None,
         on_step: OnStep | None = None,
         draws: Sequence[Draw] | None = None,
+        on_end: OnEnd | None = None,
     ) -> tuple[list[Generation], Statistics]:
         """Continue every prompt.
 
@@ -99,6 +101,7 @@ class Engine:
             on_tokens: called with (prompt's index, new tokens); returning True ends it (a stop string was seen).
             on_step: called with every step's result and the prompts' numbers of emitted tokens before it.
             draws: how each prompt's tokens are drawn; greedily if not given.
+            on_end: called with a prompt's index once its last tokens have been handed to `on_tokens`.
 
         Returns:
             One generation per prompt. After an interruption (Ctrl-C) `finished` of some is None.
@@ -108,7 +111,7 @@ class Engine:
             NothingMeasuredError: a model computes what is not finite; says for which prompt and in which layer.
             UsageError: a prompt is empty, or draws do not fit the stepper.
         """
-        run = _Run(self, [Generation(prompt) for prompt in prompts], max_new_tokens, on_tokens, on_step, draws)
+        run = _Run(self, [Generation(prompt) for prompt in prompts], max_new_tokens, on_tokens, on_step, draws, on_end)
         run.check()
         began = time.perf_counter()
         beyond = capacity_beyond(max_new_tokens, self.stepper.depth)
@@ -146,6 +149,21 @@ class Engine:
         return result, result.packed()
 
 
+def check_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, shapes: Iterable[ModelShape]) -> None:
+    """Refuse prompts that cannot be continued; the shapes suffice, so this can come before weights are read.
+
+    Raises:
+        CapacityError: a prompt with its continuation exceeds a model's context.
+        UsageError: a prompt is empty.
+    """
+    shapes = list(shapes)
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise UsageError(f"prompt {index}: is empty; give at least one token of text")
+        for shape in shapes:
+            check_context(shape, len(prompt) + max_new_tokens, f"prompt {index} with its output")
+
+
 def capacity_beyond(new_tokens: int, depth: int) -> int:
     """Positions that a row needs behind its prompt.
 
@@ -175,6 +193,7 @@ class _Run:
     on_tokens: OnTokens | None
     on_step: OnStep | None
     draws: Sequence[Draw] | None
+    on_end: OnEnd | None
     statistics: Statistics = field(default_factory=Statistics)
     occupants: list[int | None] = field(default_factory=list)
     """By row, the index of the sequence that is generated in it."""
@@ -185,12 +204,8 @@ class _Run:
 
     def check(self) -> None:
         """Refuse what cannot run."""
-        for index, sequence in enumerate(self.sequences):
-            if not sequence.prompt:
-                raise UsageError(f"prompt {index}: is empty; give at least one token of text")
-            for model in (self.stepper.target, self.stepper.draft):
-                if model is not None:
-                    check_context(model.shape, len(sequence.prompt) + self.limit, f"prompt {index} with its output")
+        models = (self.stepper.target, self.stepper.draft)
+        check_prompts([s.prompt for s in self.sequences], self.limit, (model.shape for model in models if model))
         for draw in self.draws or ():
             if draw.temperature < 0 or not 0 < draw.top_p <= 1:
                 raise UsageError(f"temperature {draw.temperature}, top-p {draw.top_p}: give 0 or more, and 0 to 1")
@@ -236,7 +251,10 @@ class _Run:
         logits = stepper.target.logits(hidden)
         self._require_finite(logits, index, "target")
         if stepper.draft and state.draft_cache:
-            drafted = prefill(stepper.draft, state.draft_cache.row(row), prompt, chunk=chunk)
+            kept = state.draft_cache.row(row)
+            drafted = prefill(stepper.draft, state.draft_prefill or kept, prompt, chunk=chunk)
+            if state.draft_prefill:
+                kept.take(state.draft_prefill, len(prompt))
             self._require_finite(drafted, index, "draft")
         state.sampling.write(row, draw.temperature, draw.top_p, draw.seed)
         first = self._first(state, row, logits[: stepper.shared_vocab], len(prompt))
@@ -305,6 +323,8 @@ class _Run:
             sequence.finished = "stop"
         if sequence.finished is None and len(sequence.tokens) >= self.limit:
             sequence.finished = "length"
+        if sequence.finished and self.on_end:
+            self.on_end(index)
         return len(new)
 
     def _release(self, state: State, row: int) -> int | None:

@@ -49,6 +49,12 @@ class ConfigError(DustinError):
     exit_code = 7
 
 
+class InterruptedRunError(DustinError):
+    """Ctrl-C came; what had been finished was delivered."""
+
+    exit_code = 130
+
+
 class NothingMeasuredError(DustinError):
     """The run ended without a usable sample: no accepted needle, no window, non-finite scores."""
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dustin_runtime.errors import CapacityError, MissingError
+from dustin_runtime.errors import CapacityError, MissingError, UsageError
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp(\.lock.*)?")
 """Names by `temporary_sibling`, and those of the locks that Optuna puts beside its journal."""
@@ -56,6 +56,27 @@ def atomic_path(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # where it could not be written there is nothing to remove
             temporary.unlink()
+
+
+def require_writable(path: Path, option: str) -> None:
+    """Refuse before hours of work what cannot be written after them; missing folders are made.
+
+    Raises:
+        CapacityError: the disk is full.
+        MissingError: it cannot be written for another reason.
+        UsageError: it is a folder.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a folder; name a file")
+    temporary = temporary_sibling(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CapacityError(f"{option} {path}: no space left to write it") from error
+        raise MissingError(f"{option} {path}: cannot be written ({error.strerror})") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -201,7 +201,7 @@ def pick_device(name: str) -> str:
         raise UsageError(f"--device {name}: unknown; give auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise CapacityError(f"--device {name}: {count or 'no'} CUDA devices are available; use --device cpu")
-    return name
+    return name if device.type == "cuda" else "cpu"
 
 
 def pick_dtype(name: str, device: str) -> torch.dtype:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from dustin_runtime.cache import window_ring
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import CapacityError
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.prefill import GPU_CHUNK
 from dustin_runtime.pricing import weights_bytes
 
@@ -33,6 +35,7 @@ class MemoryPlan:
         selection: heads that are scored; None for a method that scores nothing.
         sampled: whether rows may have a temperature.
         own_draft_weights: False for a draft that is the target's first layers.
+        draft_budget: tokens of its cache that the draft reads; None for all, which are then kept.
     """
 
     target: ModelShape
@@ -45,6 +48,7 @@ class MemoryPlan:
     sampled: bool
     own_draft_weights: bool
     prefill_chunk: int
+    draft_budget: int | None
 
     @property
     def parts(self) -> dict[str, int]:
@@ -55,7 +59,7 @@ class MemoryPlan:
             "target weights": weights_bytes(self.target, self.element_bytes),
             "draft weights": draft_weights,
             "target KV cache": self._cache(self.target),
-            "draft KV cache": self._cache(self.draft) if self.draft else 0,
+            "draft KV cache": self._draft_cache(),
             "rotary tables": sum(4 * shape.head_size * self.capacity for shape in models),
             "score scratch": self._scores(),
             "logits": self._logits(),
@@ -84,6 +88,16 @@ class MemoryPlan:
 
     def _cache(self, shape: ModelShape) -> int:
         return shape.kv_bytes(self.capacity, self.element_bytes) * self.batch
+
+    def _draft_cache(self) -> int:
+        """All tokens; or a ring of them, all keys of the scored layers, and one whole row to prefill in."""
+        if self.draft is None or self.draft_budget is None:
+            return self._cache(self.draft) if self.draft else 0
+        ring = window_ring(self.draft_budget, self.depth, STREAMING_SINK)
+        slots = self.draft.kv_bytes(ring.sink + ring.size, self.element_bytes) * self.batch
+        layers = len(self.selection.lookahead) if self.selection else 0
+        keys = layers * self.draft.kv_heads * self.draft.head_size * self.element_bytes * self.capacity * self.batch
+        return slots + keys + self.draft.kv_bytes(self.capacity, self.element_bytes)
 
     def _scores(self) -> int:
         """fp32 logits of every scored row over the whole capacity, and one vector of sums per signal."""
@@ -124,6 +138,7 @@ def plan(
     sampled: bool = False,
     own_draft_weights: bool = True,
     prefill_chunk: int = GPU_CHUNK,
+    draft_budget: int | None = None,
 ) -> MemoryPlan:
     """What a run needs; arguments as the attributes of `MemoryPlan`.
 
@@ -132,7 +147,17 @@ def plan(
         element_bytes: of a weight or KV element: 2 for bf16, 4 for fp32.
     """
     return MemoryPlan(
-        target, draft, batch, capacity, depth, selection, element_bytes, sampled, own_draft_weights, prefill_chunk
+        target,
+        draft,
+        batch,
+        capacity,
+        depth,
+        selection,
+        element_bytes,
+        sampled,
+        own_draft_weights,
+        prefill_chunk,
+        draft_budget,
     )
 
 

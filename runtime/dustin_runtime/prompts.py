@@ -17,10 +17,10 @@ def gather_prompts(texts: Sequence[str], files: Sequence[Path], jsonl: Path | No
     """All prompts in order: texts, whole files, then rows of a JSONL file.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or one is not Unicode.
         MissingError: a file is absent, empty or not text, or a row has no such field; names file and line.
     """
-    found = list(texts)
+    found = [_unicode(text, index) for index, text in enumerate(texts)]
     found += [_read(path) for path in files]
     if jsonl:
         for number, line in enumerate(_read(jsonl).split("\n"), start=1):
@@ -67,9 +67,26 @@ def _read(path: Path) -> str:
 def _row(line: str, field: str, where: str) -> str:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise MissingError(f"{where}: not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise MissingError(f"{where}: not JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(value, dict) or not isinstance(value.get(field), str):
         raise MissingError(f"{where}: has no text field '{field}'; name it with --field")
     text: str = value[field]
+    if _half_a_character(text):
+        raise MissingError(f"{where}: '{field}' holds half a surrogate pair, which is no text")
     return text
+
+
+def _unicode(text: str, index: int) -> str:
+    if _half_a_character(text):
+        raise UsageError(f"prompt {index}: is not UTF-8 text")
+    return text
+
+
+def _half_a_character(text: str) -> bool:
+    """Whether it cannot be encoded: Python puts bytes of a command line that are no text into lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -17,7 +17,7 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.attention.tap import QueryTap
-from dustin_runtime.cache import KVCache
+from dustin_runtime.cache import KVCache, window_ring
 from dustin_runtime.config import Selection
 from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Attention, Decoder
@@ -30,6 +30,8 @@ class State:
     """What one step leaves to the next, in buffers that keep their place. n = `lengths`: tokens the target processed.
 
     Attributes:
+        draft_prefill: one row of all positions, in which prompts are prefilled for a draft cache that keeps only the
+            first and last; None if it keeps all.
         lengths: [rows] int64, at least 1.
         recent: [rows, 2] int64, the last processed token (at n - 1) and the pending one (at n, emitted but not yet
             processed). The draft's first pass always takes both, so that a fully accepted step needs no other shape.
@@ -42,6 +44,7 @@ class State:
 
     target_cache: KVCache
     draft_cache: KVCache | None
+    draft_prefill: KVCache | None
     lengths: Tensor
     recent: Tensor
     history_query: Tensor | None
@@ -97,7 +100,8 @@ class StepSignals:
         heads, queries, cache = self.stepper.lookahead_heads, self.lookahead_queries, self.state.draft_cache
         assert heads is not None and queries is not None and cache is not None
         position = self.lengths.unsqueeze(1) + torch.arange(queries.shape[1], device=self.lengths.device)
-        return heads.scores(queries, cache.keys, position, self.state.extent)
+        keys = cache.keys if cache.scored is None else cache.scored
+        return heads.scores(queries, keys, position, self.state.extent)
 
 
 class Stepper:
@@ -143,7 +147,9 @@ class Stepper:
         if selection and policy.uses_history:
             self.history_heads = ScoredHeads([selection.history], target.shape.group, target.device)
         if selection and policy.uses_lookahead and self.draft:
-            self.lookahead_heads = ScoredHeads(selection.lookahead, self.draft.shape.group, target.device)
+            self.lookahead_heads = ScoredHeads(
+                selection.lookahead, self.draft.shape.group, target.device, stacked=draft_budget is not None
+            )
 
     def state(self, rows: int, capacity: int) -> State:
         """Buffers for `rows` sequences of up to `capacity` positions, drafts of a step included; no row is active.
@@ -153,9 +159,10 @@ class Stepper:
         """
         device, shape = self.target.device, self.target.shape
         heads = self.history_heads
+        target_cache = self.target.cache(rows, capacity)
         return State(
-            self.target.cache(rows, capacity),
-            self.draft.cache(rows, capacity) if self.draft else None,
+            target_cache,
+            *self._draft_caches(rows, capacity),
             lengths=torch.ones(rows, dtype=torch.int64, device=device),
             recent=torch.zeros(rows, 2, dtype=torch.int64, device=device),
             history_query=torch.zeros(
@@ -167,6 +174,13 @@ class Stepper:
             sampling=Sampling.allocate(rows, device),
             extent=capacity - self.depth - 1,
         )  # fmt: skip
+
+    def _draft_caches(self, rows: int, capacity: int) -> tuple[KVCache | None, KVCache | None]:
+        if self.draft is None or self.draft_budget is None:
+            return self.draft.cache(rows, capacity) if self.draft else None, None
+        ring = window_ring(self.draft_budget, self.depth, STREAMING_SINK)
+        scored = [entry.layer for entry in self.lookahead_heads.chosen] if self.lookahead_heads else []
+        return self.draft.windowed_cache(rows, capacity, ring, scored), self.draft.cache(1, capacity)
 
     def __call__(self, state: State) -> StepResult:
         """Advance every active row by 1 to depth + 1 tokens; updates `state` in place."""
@@ -220,7 +234,9 @@ class Stepper:
         turns = torch.arange(self.depth, device=state.lengths.device).unsqueeze(1)
         starts = state.lengths + torch.where(turns > 0, turns, -1)  # [depth, rows]
         lists = first_and_last(starts.view(-1), self.draft_budget, STREAMING_SINK)
-        return [SparseAttention(kept[None, :, None]) for kept in lists.view(self.depth, state.rows, -1)]
+        assert state.draft_cache is not None
+        ring = state.draft_cache.ring
+        return [SparseAttention(kept[None, :, None], ring) for kept in lists.view(self.depth, state.rows, -1)]
 
     def _propose(
         self, state: State, logits: Tensor, position: Tensor, turn: int, distributions: list[Tensor]

@@ -35,6 +35,8 @@ class TextStream:
     def feed(self, row: int, tokens: list[int]) -> bool:
         """Take new tokens of a row; returns True once one of the stop strings stands in its text."""
         self._tokens[row] += tokens
+        if not (self.stop or self.write):
+            return False  # decoding all of a row at every step is not free
         text = self.text(row)
         cut = self._cut(text)
         if self.write and not text.endswith(UNFINISHED):

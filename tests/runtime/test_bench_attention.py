@@ -77,6 +77,7 @@ def test_bad_workloads_are_refused(text: str) -> None:
         (["--query-heads", 7], 2, "--query-heads 7: must be a multiple of --kv-heads 2"),
         (["--budget", 20], 2, "--budget: 20 leaves no token to choose"),
         (["--json", "."], 2, "--json .: is a folder"),
+        (["--json", "/proc/none/attention.json"], 6, "--json /proc/none/attention.json: cannot be written ("),
         (["--dtype", "int8"], 2, "--dtype int8: unknown"),
         (["--device", "tpu"], 2, "--device tpu: unknown"),
         (["--depth", 0], 2, None),

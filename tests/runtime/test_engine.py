@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dustin_runtime.acceptance import rate_for
+from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Draw, Engine
 from dustin_runtime.errors import CapacityError, NothingMeasuredError, UsageError
@@ -226,6 +227,23 @@ def test_a_windowed_draft_changes_drafts_and_not_the_text(target: Decoder) -> No
     assert [g.tokens for g in windowed] == [g.tokens for g in vanilla]
     _, full = run(target, "sd")
     assert statistics.tau != full.tau
+
+
+@pytest.mark.parametrize("budget", [6, 13, 300])
+def test_a_windowed_draft_cache_keeps_all_that_is_read(target: Decoder, budget: int) -> None:
+    """The same text, drafts and scores as from a draft that keeps everything and reads the same tokens."""
+    found = []
+    for keeps_all in (False, True):
+        policy = make_policy("dustin", selection(budget=16, m=5))
+        stepper = Stepper(target, target.first_layers(3), policy, policy.selection, 3, 37, draft_budget=budget)
+        if keeps_all:
+            stepper._draft_caches = lambda rows, capacity: (target.first_layers(3).cache(rows, capacity), None)
+            stepper.lookahead_heads = ScoredHeads(policy.selection.lookahead, SHAPE.group, "cpu")
+        engine = Engine(stepper, rows=2)
+        generations, statistics = engine.generate(PROMPTS, 60)
+        found.append(([g.tokens for g in generations], statistics.accepted_at))
+        assert (engine._state.draft_cache.keys.shape[2] == budget + 5) != keeps_all
+    assert found[0] == found[1]
 
 
 def test_sampling_depends_on_the_seed_and_not_on_the_batch(target: Decoder) -> None:

@@ -23,6 +23,7 @@ class ScoredHeads:
     Args:
         chosen: layers and their query heads.
         group: query heads per KV head of the model.
+        stacked: whether the keys that `scores` is given are of these layers alone, in this order, not of all.
 
     Attributes:
         heads: by layer, int64 indices on the device.
@@ -30,12 +31,15 @@ class ScoredHeads:
             that read each, -1 padded.
     """
 
-    def __init__(self, chosen: Sequence[LayerHeads], group: int, device: torch.device | str) -> None:
+    def __init__(
+        self, chosen: Sequence[LayerHeads], group: int, device: torch.device | str, *, stacked: bool = False
+    ) -> None:
         self.chosen = tuple(chosen)
         self.group = group
+        self.layers = [index if stacked else entry.layer for index, entry in enumerate(chosen)]
         self.heads = {entry.layer: torch.tensor(entry.heads, device=device) for entry in chosen}
         readers: dict[tuple[int, int], list[int]] = {}
-        numbered = ((entry.layer, head) for entry in chosen for head in entry.heads)
+        numbered = ((layer, head) for layer, entry in zip(self.layers, chosen, strict=True) for head in entry.heads)
         for index, (layer, head) in enumerate(numbered):
             readers.setdefault((layer, head // group), []).append(index)
         most = 1 << (max(map(len, readers.values())) - 1).bit_length()
@@ -55,7 +59,7 @@ class ScoredHeads:
 
         Args:
             q: [batch, queries, entries, head_size] queries after RoPE.
-            keys: [layers, batch, capacity, kv_heads, head_size] keys after RoPE.
+            keys: [layers, batch, capacity, kv_heads, head_size] keys after RoPE, of all layers or see `stacked`.
             position: [batch, queries] int64, ascending, where each query stands; its row covers [0, position].
             columns: positions that are wanted, the capacity at most. What lies beyond is not renormalised away.
 
@@ -72,9 +76,9 @@ class ScoredHeads:
         """`scores` in plain torch, of all positions that `keys` has."""
         total = torch.zeros(keys.shape[1:3], dtype=torch.float32, device=keys.device)
         begin = 0
-        for entry in self.chosen:
+        for layer, entry in zip(self.layers, self.chosen, strict=True):
             end = begin + len(entry.heads)
-            total += attention_scores(q[:, :, begin:end], keys[entry.layer], entry.heads, self.group, position)
+            total += attention_scores(q[:, :, begin:end], keys[layer], entry.heads, self.group, position)
             begin = end
         return total
 

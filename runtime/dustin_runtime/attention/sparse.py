@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import usable
 
 
@@ -17,25 +18,27 @@ class SparseAttention:
     Args:
         kept: [layers or 1, batch, kv_heads or 1, k] int64 prefix positions, -1 where a row keeps fewer than k. A size
             of 1 means one list for all layers, or for all KV heads.
+        ring: in which slots of the cache positions lie.
     """
 
-    def __init__(self, kept: Tensor) -> None:
+    def __init__(self, kept: Tensor, ring: Ring = WHOLE) -> None:
         self.kept = kept
+        self.ring = ring
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
         kept = self.kept[layer if self.kept.shape[0] > 1 else 0]
         if usable(q, heads_of=q.shape[3]):
             from dustin_runtime.kernels.sparse import sparse_attention
 
-            return sparse_attention(q, k, v, start, kept)
-        return sparse_reference(q, k, v, start, kept)
+            return sparse_attention(q, k, v, start, kept, ring=self.ring)
+        return sparse_reference(q, k, v, start, kept, self.ring)
 
 
-def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor) -> Tensor:
+def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor, ring: Ring = WHOLE) -> Tensor:
     """The plain reference: gather, then masked attention.
 
     Args:
-        q: [batch, tokens, query_heads, head_size]; k, v: [batch, extent, kv_heads, head_size]; start: [batch].
+        q: [batch, tokens, query_heads, head_size]; k, v: [batch, slots, kv_heads, head_size]; start: [batch].
         kept: [batch, kv_heads or 1, k].
 
     Returns:
@@ -47,7 +50,7 @@ def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tenso
     order = torch.arange(tokens, device=q.device)
     new = (start.unsqueeze(1) + order).unsqueeze(1).expand(-1, kept.shape[1], -1)
     positions = torch.cat((kept, new), dim=2).expand(-1, kv_heads, -1)  # [batch, kv_heads, k + tokens]
-    index = positions.clamp(min=0).unsqueeze(3).expand(-1, -1, -1, head_size)
+    index = ring.slots(positions).clamp(min=0).unsqueeze(3).expand(-1, -1, -1, head_size)
     gathered_k, gathered_v = (x.transpose(1, 2).gather(2, index) for x in (k, v))
     prefix_visible = (kept >= 0).unsqueeze(2).expand(-1, -1, tokens, -1)
     new_visible = (order <= order.unsqueeze(1)).expand(batch, kept.shape[1], -1, -1)

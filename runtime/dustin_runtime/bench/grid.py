@@ -17,7 +17,7 @@ from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.bench.document import roofline_device
 from dustin_runtime.bench.timing import measure_ms
 from dustin_runtime.config import Selection
-from dustin_runtime.engine import Engine, capacity_beyond, to_host
+from dustin_runtime.engine import Draw, Engine, capacity_beyond, to_host
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
@@ -107,6 +107,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         state = engine.prepare(case.batch, case.context + new)
     state.lengths.fill_(case.context)
     state.active.fill_(True)
+    state.extent = max(state.extent, case.context)  # an engine without a graph leaves that of its last sequence
     components = _components(stepper, state, setup.repeats)
     components["rest"] = figures["step_ms"] - sum(components.values())
     costs = step_costs(
@@ -144,6 +145,8 @@ def _fill(state: State, context: int) -> None:
             for layer in range(len(cache.keys)):
                 cache.keys[layer].normal_()
                 cache.values[layer].normal_()
+            if cache.scored is not None:
+                cache.scored.normal_()
     if state.history_query is not None:
         state.history_query.normal_()
     state.sampling.seed.copy_(torch.arange(state.rows))
@@ -186,9 +189,11 @@ def _generated(setup: Setup, engine: Engine, case: Case) -> dict[str, Any]:
     """Generate with real prompts; end-of-text does not end a row."""
     assert setup.prompts is not None
     prompts = [ids[: case.context] for ids in setup.prompts[: case.batch]]
-    tokens = setup.steps
+    draws = [Draw(seed=row) for row in range(case.batch)]  # so that a forced acceptance differs from row to row
     engine.prepare(case.batch, case.context + new_tokens(setup.steps, engine.stepper.depth))
-    _, statistics = engine.generate(prompts, tokens)
+    _, statistics = engine.generate(prompts, setup.steps + 1, draws=draws)  # the first token comes from the prefill
+    if statistics.interrupted:
+        raise KeyboardInterrupt
     return {
         "tokens_per_s": statistics.tokens_per_second,
         "tau": statistics.tau,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dustin_runtime.bench.document import environment
+from dustin_runtime.bench.document import environment, roofline_device
 from dustin_runtime.bench.grid import Setup
 from dustin_runtime.files import write_json, write_text
 
@@ -17,17 +17,25 @@ _HEADER = ("method", "draft reads", "batch", "context", "tokens/s", "tau", "alph
 def document(setup: Setup, rows: Sequence[dict[str, Any]], pair: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Everything that a reader needs to repeat and to judge the figures."""
     device = setup.target.device
+    roof, figures = roofline_device(device)
     return {
         "kind": "dustin-bench",
         "pair": pair,
         **environment(device),
         "dtype": str(setup.target.dtype).removeprefix("torch."),
-        "command": " ".join(["dustin-run", *(Path(a).name if Path(a).is_absolute() else a for a in arguments)]),
+        "command": " ".join(["dustin-run", *(_no_folders(argument) for argument in arguments)]),
         "synthetic": setup.synthetic,
+        "roofline": {"device": roof, "bytes_per_s": figures.bytes_per_s},
         "selection": setup.selection.model_dump(mode="json"),
         "steps": setup.steps,
         "rows": list(rows),
     }
+
+
+def _no_folders(argument: str) -> str:
+    """Of an absolute path, also as `--option=/path`, the name alone."""
+    option, equals, value = argument.rpartition("=")
+    return f"{option}{equals}{Path(value).name}" if Path(value).is_absolute() else argument
 
 
 def save(found: dict[str, Any], path: Path) -> None:
@@ -51,8 +59,8 @@ def line(row: dict[str, Any], header: bool = False) -> str:
 
 def markdown(found: dict[str, Any]) -> str:
     """The document for people."""
-    said = ", ".join(found["synthetic"])
-    head = [*_HEADER, *(f"{name.replace('_', ' ')} ms" for name in COMPONENTS), "verify GB/s", "linears GB/s"]
+    said, roof = ", ".join(found["synthetic"]), found["roofline"]
+    head = ["data", *_HEADER, *(f"{name.replace('_', ' ')} ms" for name in COMPONENTS), "verify GB/s", "linears GB/s"]
     lines = [
         f"# Decoding speed: {found['pair']}",
         "",
@@ -67,13 +75,15 @@ def markdown(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         parts = [f"{row['components_ms'][name]:.2f}" if name in row["components_ms"] else "" for name in COMPONENTS]
         rates = [f"{row['components_gb_per_s'].get(name, 0):.0f}" for name in ("verify_attention", "linears")]
-        lines.append(f"| {' | '.join([*_cells(row), *parts, *rates])} |")
+        data = "synthetic" if row["synthetic"] else "real"
+        lines.append(f"| {' | '.join([data, *_cells(row), *parts, *rates])} |")
     lines += [
         "",
-        "tau: tokens per step. alpha: tokens/s over vanilla's at the same batch and context. floor: the bytes that the",
-        "method must move, at 4.0 TB/s (measured on an H200), components one after the other. Components are timed",
-        "alone on the state of the run; `rest` is what the step takes beyond their sum: norms, rotary embedding,",
-        "choice of tokens, state, and the gaps between kernels; negative where a part runs faster among the others.",
+        "data: whether weights, context and acceptance are real. tau: tokens per step. alpha: tokens/s over vanilla's",
+        "at the same batch and context. floor: what the method must move and compute, components one after the other,",
+        f"at {roof['bytes_per_s'] / 1e12:.3g} TB/s ({roof['device']}). Components are timed alone on the state of the",
+        "run; `rest` is what the step takes beyond their sum: norms, rotary embedding, choice of tokens, state, and",
+        "the gaps between kernels; negative where a part runs faster among the others.",
     ]
     return "\n".join(lines) + "\n"
 

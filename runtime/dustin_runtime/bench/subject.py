@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,8 +49,16 @@ class Subject:
 
 
 def noise(pair: str, served: DustinConfig | None, dtype: torch.dtype, device: str) -> Subject:
-    """Random weights in the shapes of a known pair."""
+    """Random weights in the shapes of a known pair.
+
+    Raises:
+        ConfigError: `served` was made for other shapes.
+        UsageError: no pair is called so.
+    """
     recipe = find_pair(pair)
+    if served:
+        found = [(model.hub, model.shape) for model in (recipe.target, recipe.draft)]
+        served.require(found[0], found[1], served.pair.tokenizer)
     target, draft = (model.shape.model_copy(update={"context": LONG}) for model in (recipe.target, recipe.draft))
     return Subject(
         recipe.name,
@@ -58,7 +66,7 @@ def noise(pair: str, served: DustinConfig | None, dtype: torch.dtype, device: st
         draft,
         own_draft_weights=True,
         selection=served.selection if served else spread(target, draft, recipe.budget),
-        depth=recipe.depth,
+        depth=served.depth if served else recipe.depth,
         shared_vocab=recipe.target.tokenizer_vocab or min(target.vocab, draft.vocab),
         tokenizer=None,
         load=lambda: (random_decoder(target, dtype, device, 0), random_decoder(draft, dtype, device, 1)),
@@ -121,7 +129,7 @@ def changed(selection: Selection, budget: int | None, m: int | None) -> Selectio
 
 
 def parts_of_text(
-    tokenizer: PreTrainedTokenizerFast | None, files: list[Path], rows: int, tokens: int
+    tokenizer: PreTrainedTokenizerFast | None, files: Sequence[Path], rows: int, tokens: int
 ) -> list[list[int]]:
     """Prompts from files: parts of the text, one per row, evenly spaced over it.
 
@@ -137,6 +145,7 @@ def parts_of_text(
     for text in gather_prompts([], files, None, ""):
         ids += tokenizer.encode(text, add_special_tokens=False)
     if len(ids) < tokens:
-        raise MissingError(f"{files[0]}: {len(ids)} tokens of text do not fill a context of {tokens}; give more --file")
+        names = ", ".join(map(str, files))
+        raise MissingError(f"{names}: {len(ids)} tokens of text do not fill a context of {tokens}; give more --file")
     step = (len(ids) - tokens) // max(rows - 1, 1)
     return [ids[row * step : row * step + tokens] for row in range(rows)]

@@ -45,7 +45,8 @@ class Synthetic:
         caches = caches_that_fit(sizes, workload, dtype, device)
         scorings = min(SCORINGS, caches)
         tokens = sizes.depth + 1
-        self.cache = KVCache(*(self._cached(target, caches, batch, context + tokens, dtype, device) for _ in range(2)))
+        keys, values = (self._cached(target, caches, batch, context + tokens, dtype, device) for _ in range(2))
+        self.cache = KVCache(keys, values)
         self.draft_keys = self._cached(
             draft, SCORED_DRAFT_LAYERS * scorings, batch, context + sizes.depth, dtype, device
         )

@@ -36,12 +36,13 @@ def attention(
 ) -> None:
     """Time verification attention over the full cache and over chosen tokens, on random caches."""
     from dustin_runtime.bench.workload import PAPER_WORKLOADS, Sizes, parse_workload
+    from dustin_runtime.files import require_writable, write_json, write_text
 
     workloads = list(dict.fromkeys(map(parse_workload, workload))) if workload else list(PAPER_WORKLOADS)
     sizes = Sizes(layers, query_heads, kv_heads, head_size, budget, depth)
     sizes.check()
-    if json and json.is_dir():
-        raise UsageError(f"--json {json}: is a folder; name a file")
+    if json:
+        require_writable(json, "--json")
     if device == "cpu" and not workload:
         raise UsageError("--device cpu: give a small --workload, such as 500x2; the default ones are a GPU's")
 
@@ -49,7 +50,6 @@ def attention(
 
     from dustin_runtime.bench.attention import measure
     from dustin_runtime.bench.report import attention_markdown
-    from dustin_runtime.files import write_json, write_text
     from dustin_runtime.loading import pick_device, pick_dtype
 
     if device == "auto" and not torch.cuda.is_available():

@@ -73,18 +73,25 @@ def grid(
     from dustin_runtime.bench.grid import Setup, measure
     from dustin_runtime.bench.grid_report import document, line, save
     from dustin_runtime.bench.subject import changed, parts_of_text
+    from dustin_runtime.files import require_writable
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.policies import POLICIES
 
-    methods = method or ["vanilla", "sd", "magicdec", "dustin"]
+    methods = list(dict.fromkeys(method or ["vanilla", "sd", "magicdec", "dustin"]))
     if unknown := [name for name in methods if name not in POLICIES]:
         raise UsageError(f"--method {unknown[0]}: unknown (known: {', '.join(POLICIES)})")
-    draft_caches = draft_cache or ["full"]
+    draft_caches = list(dict.fromkeys(draft_cache or ["full"]))
     if wrong := [kind for kind in draft_caches if kind not in ("full", "sink+window")]:
         raise UsageError(f"--draft-cache {wrong[0]}: give full or sink+window")
-    if not synthetic_context and not file:
-        raise UsageError("what fills the context? give --file with text to prefill, or --synthetic-context")
-    batches, contexts = batch or [16], context_tokens or [8192]
+    if synthetic_context == bool(file):
+        raise UsageError("what fills the context? give either --file with text to prefill or --synthetic-context")
+    if random_weights and file:
+        raise UsageError("--random-weights cannot read --file; give --synthetic-context")
+    if json_file:
+        if json_file.suffix == ".md":
+            raise UsageError(f"--json {json_file}: the Markdown would replace it; give another ending")
+        require_writable(json_file, "--json")
+    batches, contexts = list(dict.fromkeys(batch or [16])), list(dict.fromkeys(context_tokens or [8192]))
     kind = pick_device(device)
     element = pick_dtype(dtype, kind)
     subject = _subject(pair, target, draft, config, random_weights, offline, kind, element)
@@ -92,7 +99,7 @@ def grid(
     if force_acceptance is not None:
         rate_for(force_acceptance, gamma)
     cases = list(_cases(methods, batches, contexts, draft_caches))
-    _check(subject, selection, gamma, steps, cases, kind, element.itemsize)
+    _check(subject, selection, gamma, steps, cases, draft_budget, kind, element.itemsize)
     prompts = None if synthetic_context else parts_of_text(subject.tokenizer, file or [], max(batches), max(contexts))
     decoders = subject.load()
     setup = Setup(
@@ -149,8 +156,8 @@ def _subject(
 
     served = load_config(config) if config else None
     if random_weights:
-        if not pair:
-            raise UsageError("--random-weights needs --pair, whose shapes it takes")
+        if not pair or target or draft:
+            raise UsageError("--random-weights needs --pair, whose shapes it takes, and no --target or --draft")
         return noise(pair, served, dtype, device)
     from dustin_runtime.cli.generate import open_models
 
@@ -159,7 +166,14 @@ def _subject(
 
 
 def _check(
-    subject: Subject, selection: Selection, depth: int, steps: int, cases: list[Case], device: str, element_bytes: int
+    subject: Subject,
+    selection: Selection,
+    depth: int,
+    steps: int,
+    cases: list[Case],
+    draft_budget: int,
+    device: str,
+    element_bytes: int,
 ) -> None:
     """Refuse before anything is loaded what does not fit in memory or context."""
     import torch
@@ -182,5 +196,6 @@ def _check(
                 selection=selection,
                 element_bytes=element_bytes,
                 own_draft_weights=subject.own_draft_weights,
+                draft_budget=draft_budget if case.windowed else None,
             )
             require(need, torch.cuda.mem_get_info(device)[0])

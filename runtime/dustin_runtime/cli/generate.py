@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dustin_runtime.cli.support import INTERRUPTED
-from dustin_runtime.errors import UsageError
+from dustin_runtime.errors import InterruptedRunError, UsageError
 from dustin_runtime.recipe_files import complete_pair
 
 if TYPE_CHECKING:
@@ -87,9 +86,9 @@ def generate(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Prompts that are served at once; the others wait. Default: all.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this mass.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Prompt i draws with seed + i.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Prompt i draws with seed + i.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End a row at this text; repeat for several.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate on after end-of-text.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -100,36 +99,50 @@ def generate(
 
         go_offline()
     from dustin_runtime.config import load_config
-    from dustin_runtime.engine import Draw, Engine, capacity_beyond
+    from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.policies import make_policy
     from dustin_runtime.prompts import encode, gather_prompts
     from dustin_runtime.step import Stepper
 
-    if not 0 < top_p <= 1:
-        raise UsageError(f"--top-p {top_p}: give more than 0 and at most 1")
+    _check_draws(temperature, top_p, stop or [])
     texts = gather_prompts(prompt or [], file or [], jsonl, field)
     served = load_config(config) if config else None
     served = _adjusted(served, budget, m)
     names = [method or ("dustin" if served else "sd"), *([compare] if compare else [])]
-    policies = [make_policy(name, served.selection if served else None) for name in names]
+    policies = [
+        make_policy(name, served.selection if served else None, option)
+        for name, option in zip(names, ("--method", "--compare"), strict=False)
+    ]
     kind = pick_device(device)
     opened, gamma = open_models(served, pair, target, draft, rope, offline)
     ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
+    drafted = any(policy.drafts for policy in policies)
+    check_prompts(ids, max_new_tokens, [opened.target_shape, *([opened.draft_shape] if drafted else [])])
     element = pick_dtype(dtype, kind)
     if kind != "cpu":
-        deepest = depth or gamma if any(policy.drafts for policy in policies) else 0
+        deepest = depth or gamma if drafted else 0
         longest = max(map(len, ids)) + capacity_beyond(max_new_tokens, deepest)
+        windows = [_window(policy, draft_budget, served) or longest for policy in policies if policy.drafts]
+        narrow = max(windows, default=longest)
         _require_memory(
-            opened, policies, min(batch or len(ids), len(ids)), longest, deepest, element, kind, temperature
+            opened,
+            policies,
+            min(batch or len(ids), len(ids)),
+            longest,
+            deepest,
+            narrow if narrow < longest else None,
+            element,
+            kind,
+            temperature,
         )
     model = opened.load_target(element, kind)
-    drafter = opened.load_draft(model) if any(policy.drafts for policy in policies) else None
+    drafter = opened.load_draft(model) if drafted else None
     ends: frozenset[int] = frozenset() if ignore_eos else opened.stop_ids()
     draws = [Draw(temperature, top_p, seed + index) for index in range(len(ids))]
     runs = []
     for policy in policies:
-        window = draft_budget or (512 if policy.windowed_draft else served.draft_budget if served else None)
+        window = _window(policy, draft_budget, served)
         stepper = Stepper(
             model,
             drafter,
@@ -150,8 +163,25 @@ def generate(
     _report(names, runs, as_json, served)
     if runs[-1][1].interrupted:
         complete = sum(generation.finished is not None for generation in runs[-1][0])
-        print(f"error: interrupted; {complete} of {len(ids)} texts are complete", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED)
+        raise InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
+
+
+def _check_draws(temperature: float, top_p: float, stop: list[str]) -> None:
+    if not 0 <= temperature <= 1e9:  # which NaN fails too
+        raise UsageError(f"--temperature {temperature}: give 0, which is greedy, or more, up to 1e9")
+    if not 0 < top_p <= 1:
+        raise UsageError(f"--top-p {top_p}: give more than 0 and at most 1")
+    if top_p < 1 and not temperature:
+        raise UsageError(f"--top-p {top_p}: greedy decoding draws nothing; give a --temperature above 0")
+    if "" in stop:
+        raise UsageError("--stop: is empty; give the text to end at")
+
+
+def _window(policy: Policy, draft_budget: int | None, served: DustinConfig | None) -> int | None:
+    """First and last tokens that the draft reads with this method; None for all."""
+    if draft_budget or policy.windowed_draft:
+        return draft_budget or 512
+    return served.draft_budget if served and policy.needs_selection else None
 
 
 def _require_memory(
@@ -160,6 +190,7 @@ def _require_memory(
     rows: int,
     capacity: int,
     depth: int,
+    draft_budget: int | None,
     dtype: torch.dtype,
     device: str,
     temperature: float,
@@ -179,6 +210,7 @@ def _require_memory(
         element_bytes=dtype.itemsize,
         sampled=temperature > 0,
         own_draft_weights=opened.draft_source is not None,
+        draft_budget=draft_budget,
     )
     require(need, torch.cuda.mem_get_info(device)[0])
 
@@ -237,23 +269,33 @@ def _run(
     stop: list[str],
     shown: bool,
 ) -> tuple[list[Generation], Statistics, list[str]]:
-    """Generate with one method; streams to stdout if `shown` (text by text when there are several)."""
+    """Generate with one method; if `shown`, stream one text to stdout, or print each of several when it ends."""
     from dustin_runtime.streaming_text import TextStream
 
     single = shown and len(prompts) == 1
+    several = shown and not single
 
     def write(row: int, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    printed: set[int] = set()
+
+    def end(row: int) -> None:
+        if several:
+            text = stream.finish(row)
+            printed.add(row)
+            sys.stdout.write(f"[{row}] {text}\n")  # at once: Ctrl-C may come between two writes of `print`
+            sys.stdout.flush()
+
     stream = TextStream(tokenizer, len(prompts), stop, write if single else None)
-    generations, statistics = engine.generate(prompts, max_new_tokens, on_tokens=stream.feed, draws=draws)
+    generations, statistics = engine.generate(prompts, max_new_tokens, on_tokens=stream.feed, draws=draws, on_end=end)
     texts = [stream.finish(row) for row in range(len(prompts))]
-    if shown and not single:
-        for row, text in enumerate(texts):
-            print(f"[{row}] {text}")
-    elif single:
+    if single:
         print()
+    for row, text in enumerate(texts if several else []):
+        if row not in printed and text:  # interrupted
+            print(f"[{row}] {text}" if generations[row].finished else f"[{row}, unfinished] {text}")
     return generations, statistics, texts
 
 

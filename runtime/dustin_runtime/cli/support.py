@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
-from dustin_runtime.errors import CapacityError, DustinError
+from dustin_runtime.errors import CapacityError, DustinError, InterruptedRunError
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a bug; 2 usage; 3 regression found by check; 4 run directory or baseline made from other inputs;
 5 memory, disk or context does not suffice; 6 model or data missing or damaged; 7 invalid config, or of another pair;
 8 nothing could be measured; 130 interrupted."""
-INTERRUPTED = 130
+INTERRUPTED = InterruptedRunError.exit_code
 OUT_OF_MEMORY = "out of memory: lower --context or the batch, or use a smaller model or dtype"
 
 
-def run_app(app: Callable[[], object]) -> None:
+def run_app(app: Callable[[], object], *, interrupted: str = "interrupted") -> None:
     """Run a Typer app as a program.
 
     A `DustinError` prints its one line on stderr and exits with its code; `DUSTIN_DEBUG=1` shows the traceback.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of libraries, which would mix with ours
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks is no error
     try:
-        app()
+        with _interrupts_wait_for_torch():
+            app()
     except DustinError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        _fail("interrupted; run the same command again to continue", INTERRUPTED)
+        _fail(interrupted, INTERRUPTED)
     except SystemExit as error:
         if error.code == INTERRUPTED:  # Typer turns the exception into this
-            _fail("interrupted; run the same command again to continue", INTERRUPTED)
+            _fail(interrupted, INTERRUPTED)
+        if isinstance(error.__context__, BrokenPipeError):  # and a closed pipe into 1, which is a bug's
+            raise SystemExit(0) from None
         raise
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
     except MemoryError:
         _fail(OUT_OF_MEMORY, CapacityError.exit_code)
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises the plain class
@@ -49,6 +56,27 @@ def run_app(app: Callable[[], object]) -> None:
         _fail(
             f"{error.filename or 'disk'}: no space left; free some and run the command again", CapacityError.exit_code
         )
+
+
+@contextmanager
+def _interrupts_wait_for_torch() -> Iterator[None]:
+    """Put Ctrl-C off while torch is being imported: its C++ part loses the exception, or aborts on it."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+            threading.Timer(0.05, signal.raise_signal, (number,)).start()
+        else:
+            raise KeyboardInterrupt
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or a host program's
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _fail(message: str, code: int) -> None:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2, processors, row_tile
-from dustin_runtime.kernels.online_softmax import attend_tile, finish
+from dustin_runtime.kernels.online_softmax import attend_tile, finish, packed_queries
 from dustin_runtime.kernels.workspace import counters
 
 
@@ -60,13 +60,10 @@ def _dense(
     begin = split * share
     end = tl.minimum(begin + share, length)
 
-    row = row_tile * ROWS + tl.arange(0, ROWS)
-    token = row // group
-    exists = token < tokens
+    queries, token, there, place_out = packed_queries(
+        q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS, D
+    )
     column = tl.arange(0, D)
-    heads = head * group + row % group
-    q_offset = sequence.to(tl.int64) * q_batch + token[:, None] * q_token + heads[:, None] * q_head + column[None, :]
-    queries = tl.load(q + q_offset, mask=exists[:, None], other=0.0)
 
     k += sequence.to(tl.int64) * k_batch + head.to(tl.int64) * k_head
     v += sequence.to(tl.int64) * v_batch + head.to(tl.int64) * v_head
@@ -88,11 +85,8 @@ def _dense(
         seen = (key[None, :] <= (first + token)[:, None]) & (key < end)[None, :]
         top, total, acc = attend_tile(queries, keys, values, seen, scale, top, total, acc, MASKED=True)
 
-    out_offset = ((sequence.to(tl.int64) * tokens + token[:, None]) * (kv_heads * group) + heads[:, None]) * D + column[
-        None, :
-    ]
     finish(
-        acc, top, total, scale, out, out_offset, exists[:, None] & (column < D)[None, :],
+        acc, top, total, scale, out, place_out, there,
         sequence * stride + place % stride, slot + place % stride, stride, split, active,
         partials, tops, totals, counter, ROWS, D,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What dense and sparse attention share: one tile of online softmax, and the merge of partial results.
+"""What dense and sparse attention share: packed queries, one tile of online softmax, the merge of partial results.
 
 Online softmax: arXiv 1805.02867. Splitting over keys with a merge at the end: FlashDecoding (PyTorch blog, 2023-10).
 Exponents are base 2, with log2(e) folded into the scale.
@@ -8,6 +8,27 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def packed_queries(
+    q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS: tl.constexpr, D: tl.constexpr
+):
+    """The queries of a KV head as rows of one tile: token by token, the query heads of its group together.
+
+    Returns:
+        queries [ROWS, D]; token [ROWS], which new token a row belongs to; there [ROWS, D], whether the row exists;
+        place [ROWS, D], where it lies in a contiguous [batch, tokens, query_heads, D].
+    """
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    token = row // group
+    column = tl.arange(0, D)
+    there = (token < tokens)[:, None] & (column < D)[None, :]
+    heads = head * group + row % group
+    row_of = sequence.to(tl.int64) * q_batch + token * q_token + heads * q_head
+    queries = tl.load(q + row_of[:, None] + column[None, :], mask=there, other=0.0)
+    place = ((sequence.to(tl.int64) * tokens + token) * (kv_heads * group) + heads)[:, None] * D + column[None, :]
+    return queries, token, there, place
 
 
 @triton.jit

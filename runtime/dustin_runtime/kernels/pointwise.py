@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2
 
 
@@ -72,12 +73,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "query_heads", "kv_heads", "sink", "ring"])
 def _rope_append(
-    qkv, q_norm, k_norm, cos, sin, start, out, k_cache, v_cache,
-    k_batch, k_token, k_head, v_batch, v_token, v_head,
-    tokens, query_heads, kv_heads, eps,
-    HALF: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    qkv, q_norm, k_norm, cos, sin, start, out, k_cache, v_cache, more_keys,
+    k_batch, k_token, k_head, v_batch, v_token, v_head, m_batch, m_token, m_head,
+    tokens, query_heads, kv_heads, sink, ring, eps,
+    HALF: tl.constexpr, NORM: tl.constexpr, MORE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one head (query, key or value) of one token."""
     if PDL:
@@ -88,6 +89,7 @@ def _rope_append(
     sequence = tl.program_id(1) // tokens
     heads = query_heads + 2 * kv_heads
     position = tl.load(start + sequence) + token
+    slot = tl.where(position < sink, position, sink + (position - sink) % ring)
     half = tl.arange(0, HALF)
     line = qkv + (tl.program_id(1).to(tl.int64) * heads + head) * 2 * HALF
     first = tl.load(line + half)
@@ -107,11 +109,16 @@ def _rope_append(
         if head < query_heads:
             place = out + (tl.program_id(1).to(tl.int64) * query_heads + head) * 2 * HALF
         else:
-            place = k_cache + sequence.to(tl.int64) * k_batch + position * k_token + (head - query_heads) * k_head
+            place = k_cache + sequence.to(tl.int64) * k_batch + slot * k_token + (head - query_heads) * k_head
+            if MORE:
+                more = more_keys + sequence.to(tl.int64) * m_batch + position * m_token
+                more += (head - query_heads) * m_head
+                tl.store(more + half, turned_first)
+                tl.store(more + HALF + half, turned_second)
         tl.store(place + half, turned_first)
         tl.store(place + HALF + half, turned_second)
     else:
-        place = v_cache + sequence.to(tl.int64) * v_batch + position * v_token
+        place = v_cache + sequence.to(tl.int64) * v_batch + slot * v_token
         place += (head - query_heads - kv_heads) * v_head
         tl.store(place + half, first)
         tl.store(place + HALF + half, second)
@@ -128,25 +135,19 @@ def rope_append(
     v_cache: Tensor,
     query_heads: int,
     eps: float,
+    ring: Ring = WHOLE,
+    more_keys: Tensor | None = None,
 ) -> Tensor:
-    """Norm of queries and keys (Qwen3), RoPE (arXiv 2104.09864), and the new keys and values into the cache.
-
-    Args:
-        qkv: [batch, tokens, query_heads + 2 kv_heads, head_size], contiguous.
-        cos, sin: [positions, head_size / 2] fp32.
-        start: [batch] int64.
-        k_cache, v_cache: [batch, capacity, kv_heads, head_size] of one layer.
-
-    Returns:
-        [batch, tokens, query_heads, head_size] rotated queries.
-    """
+    """Arguments and result as `models.ops.rope_append`."""
     batch, tokens, _, head_size = qkv.shape
     kv_heads = k_cache.shape[2]
     q = torch.empty(batch, tokens, query_heads, head_size, dtype=qkv.dtype, device=qkv.device)
     norm = q_norm is not None
+    more = k_cache if more_keys is None else more_keys
     _rope_append[(query_heads + 2 * kv_heads, batch * tokens)](
-        qkv, q_norm if norm else qkv, k_norm if norm else qkv, cos, sin, start, q, k_cache, v_cache,
-        *k_cache.stride()[:3], *v_cache.stride()[:3], tokens, query_heads, kv_heads, eps,
-        HALF=head_size // 2, NORM=norm, num_warps=1, **dependent_launch(q.device),
+        qkv, q_norm if norm else qkv, k_norm if norm else qkv, cos, sin, start, q, k_cache, v_cache, more,
+        *k_cache.stride()[:3], *v_cache.stride()[:3], *more.stride()[:3],
+        tokens, query_heads, kv_heads, ring.sink, ring.size, eps,
+        HALF=head_size // 2, NORM=norm, MORE=more_keys is not None, num_warps=1, **dependent_launch(q.device),
     )  # fmt: skip
     return q

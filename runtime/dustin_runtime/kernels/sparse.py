@@ -13,16 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2, processors, row_tile
-from dustin_runtime.kernels.online_softmax import attend_tile, finish
+from dustin_runtime.kernels.online_softmax import attend_tile, finish, packed_queries
 from dustin_runtime.kernels.workspace import counters
 
 
-@triton.jit(do_not_specialize=["tokens", "kv_heads", "group", "splits", "share", "budget"])  # one binary serves all
+@triton.jit(
+    do_not_specialize=["tokens", "kv_heads", "group", "splits", "share", "budget", "sink", "ring"]
+)  # one binary serves all
 def _sparse(
     q, k, v, start, kept, out, partials, tops, totals, counter,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, kept_batch, kept_head,
-    tokens, scale, kv_heads, group, splits, share, budget,
+    tokens, scale, kv_heads, group, splits, share, budget, sink, ring,
     ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, LIST: tl.constexpr, NEW: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -43,16 +46,14 @@ def _sparse(
     kept += sequence * kept_batch + head * kept_head + split * share
     chosen = tl.load(kept + entry, mask=(entry < share) & (split * share + entry < budget), other=-1).to(tl.int32)
     count = tl.sum((chosen >= 0).to(tl.int32), 0)
+    chosen = tl.where(chosen < sink, chosen, sink + (chosen - sink) % ring)  # slots
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    row = row_tile * ROWS + tl.arange(0, ROWS)
-    token = row // group
-    exists = token < tokens
+    queries, token, there, place_out = packed_queries(
+        q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS, D
+    )
     column = tl.arange(0, D)
-    heads = head * group + row % group
-    q_offset = sequence.to(tl.int64) * q_batch + token[:, None] * q_token + heads[:, None] * q_head + column[None, :]
-    queries = tl.load(q + q_offset, mask=exists[:, None], other=0.0)
 
     k += sequence.to(tl.int64) * k_batch + head.to(tl.int64) * k_head
     v += sequence.to(tl.int64) * v_batch + head.to(tl.int64) * v_head
@@ -60,8 +61,9 @@ def _sparse(
     new = tl.arange(0, NEW)
     has_new = split == splits - 1
     new_there = (new < tl.where(has_new, tokens, 0))[:, None]
-    new_keys = tl.load(k + (first + new)[:, None] * k_token + column[None, :], mask=new_there, other=0.0)
-    new_values = tl.load(v + (first + new)[:, None] * v_token + column[None, :], mask=new_there, other=0.0)
+    new_slot = tl.where(first + new < sink, first + new, sink + (first + new - sink) % ring)
+    new_keys = tl.load(k + new_slot[:, None] * k_token + column[None, :], mask=new_there, other=0.0)
+    new_values = tl.load(v + new_slot[:, None] * v_token + column[None, :], mask=new_there, other=0.0)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -76,19 +78,16 @@ def _sparse(
     if full < count:
         place = full + tl.arange(0, KEYS)
         position = tl.gather(chosen, tl.minimum(place, LIST - 1), 0)
-        there = place < count
-        keys = tl.load(k + position[:, None] * k_token + column[None, :], mask=there[:, None], other=0.0)
-        values = tl.load(v + position[:, None] * v_token + column[None, :], mask=there[:, None], other=0.0)
-        top, total, acc = attend_tile(queries, keys, values, there[None, :], scale, top, total, acc, MASKED=True)
+        within = place < count
+        keys = tl.load(k + position[:, None] * k_token + column[None, :], mask=within[:, None], other=0.0)
+        values = tl.load(v + position[:, None] * v_token + column[None, :], mask=within[:, None], other=0.0)
+        top, total, acc = attend_tile(queries, keys, values, within[None, :], scale, top, total, acc, MASKED=True)
     if has_new:
         seen = new[None, :] <= token[:, None]
         top, total, acc = attend_tile(queries, new_keys, new_values, seen, scale, top, total, acc, MASKED=True)
 
-    out_offset = ((sequence.to(tl.int64) * tokens + token[:, None]) * (kv_heads * group) + heads[:, None]) * D + column[
-        None, :
-    ]
     finish(
-        acc, top, total, scale, out, out_offset, exists[:, None] & (column < D)[None, :],
+        acc, top, total, scale, out, place_out, there,
         group_id, group_id * splits, 1, split, splits, partials, tops, totals, counter, ROWS, D,
     )  # fmt: skip
 
@@ -118,7 +117,9 @@ def tiling(
     return Tiling(tile, keys, splits, 4, 2 if element_bytes > 2 or tile > 64 else 3)
 
 
-def sparse_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor, cut: Tiling | None = None) -> Tensor:
+def sparse_attention(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor, cut: Tiling | None = None, ring: Ring = WHOLE
+) -> Tensor:
     """Attend; shapes as in `attention.sparse.sparse_reference`."""
     batch, tokens, query_heads, head_size = q.shape
     kv_heads, budget = k.shape[2], kept.shape[2]
@@ -136,7 +137,7 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tenso
     _sparse[(tiles, cut.splits, batch * kv_heads)](
         q, k, v, start, lists, out, partials, tops, totals, counters(q.device, groups),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *lists.stride()[:2],
-        tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, cut.splits, share, budget,
+        tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, cut.splits, share, budget, *ring,
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, LIST=next_power_of_2(share), NEW=max(16, next_power_of_2(tokens)),
         num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip

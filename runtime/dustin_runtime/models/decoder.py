@@ -6,6 +6,7 @@ So the scores measured offline are computed from the same tensors as those used 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dustin_runtime.cache import KVCache
+from dustin_runtime.cache import KVCache, Ring
 from dustin_runtime.models import ops
 from dustin_runtime.models.rope import Rope
 from dustin_runtime.models.shape import ModelShape
@@ -86,9 +87,18 @@ class Decoder:
     def cache(self, batch: int, capacity: int) -> KVCache:
         """A cache for this model, with RoPE tables that reach as far."""
         cache = KVCache.allocate(self.shape, batch, capacity, self.dtype, self.device)
+        self._reach(capacity)
+        return cache
+
+    def windowed_cache(self, batch: int, capacity: int, ring: Ring, scored_layers: Sequence[int]) -> KVCache:
+        """A cache of first and last tokens for this model, see `KVCache.windowed`."""
+        cache = KVCache.windowed(self.shape, batch, capacity, ring, scored_layers, self.dtype, self.device)
+        self._reach(capacity)
+        return cache
+
+    def _reach(self, capacity: int) -> None:
         if capacity > self.rope.cos.shape[0]:
             self.rope = Rope(self.shape, capacity, self.device)
-        return cache
 
     def forward(
         self, ids: Tensor, start: Tensor, cache: KVCache, attend: Attention, extent: int | None = None
@@ -116,7 +126,18 @@ class Decoder:
             qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(batch, tokens, -1, shape.head_size)
             keys, values = cache.keys[index], cache.values[index]
             q = ops.rope_append(
-                qkv, layer.q_norm, layer.k_norm, rope.cos, rope.sin, start, keys, values, shape.query_heads, eps
+                qkv,
+                layer.q_norm,
+                layer.k_norm,
+                rope.cos,
+                rope.sin,
+                start,
+                keys,
+                values,
+                shape.query_heads,
+                eps,
+                cache.ring,
+                cache.scored_keys(index),
             )
             attended = attend(index, q, keys[:, :extent], values[:, :extent], start)
             x, normed = ops.add_rms_norm(

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import usable
 
 
@@ -80,6 +81,8 @@ def rope_append(
     v_cache: Tensor,
     query_heads: int,
     eps: float,
+    ring: Ring = WHOLE,
+    more_keys: Tensor | None = None,
 ) -> Tensor:
     """Norm of queries and keys (Qwen3), RoPE (arXiv 2104.09864), and the new keys and values into the cache.
 
@@ -88,7 +91,8 @@ def rope_append(
         q_norm, k_norm: [head_size] or None.
         cos, sin: [positions, head_size / 2] fp32.
         start: [batch] int64, position of each row's first token.
-        k_cache, v_cache: [batch, capacity, kv_heads, head_size] of one layer.
+        k_cache, v_cache: [batch, slots, kv_heads, head_size] of one layer, where `ring` says.
+        more_keys: [batch, capacity, kv_heads, head_size], the keys once more, at their positions; or None.
 
     Returns:
         [batch, tokens, query_heads, head_size] rotated queries.
@@ -96,8 +100,10 @@ def rope_append(
     if usable(qkv, heads_of=qkv.shape[3]):
         from dustin_runtime.kernels.pointwise import rope_append as kernel
 
-        return kernel(qkv, q_norm, k_norm, cos, sin, start, k_cache, v_cache, query_heads, eps)
-    return rope_append_reference(qkv, q_norm, k_norm, cos, sin, start, k_cache, v_cache, query_heads, eps)
+        return kernel(qkv, q_norm, k_norm, cos, sin, start, k_cache, v_cache, query_heads, eps, ring, more_keys)
+    return rope_append_reference(
+        qkv, q_norm, k_norm, cos, sin, start, k_cache, v_cache, query_heads, eps, ring, more_keys
+    )
 
 
 def rope_append_reference(
@@ -111,6 +117,8 @@ def rope_append_reference(
     v_cache: Tensor,
     query_heads: int,
     eps: float,
+    ring: Ring = WHOLE,
+    more_keys: Tensor | None = None,
 ) -> Tensor:
     """`rope_append` in plain torch."""
     kv_heads = k_cache.shape[2]
@@ -120,8 +128,11 @@ def rope_append_reference(
     positions = start.unsqueeze(1) + torch.arange(qkv.shape[1], device=start.device)
     q, k = (rotate(x, cos[positions], sin[positions]) for x in (q, k))
     rows = torch.arange(len(start), device=start.device).unsqueeze(1)
-    k_cache.index_put_((rows, positions), k)
-    v_cache.index_put_((rows, positions), v)
+    slots = ring.slots(positions)
+    k_cache.index_put_((rows, slots), k)
+    v_cache.index_put_((rows, slots), v)
+    if more_keys is not None:
+        more_keys.index_put_((rows, positions), k)
     return q
 
 

@@ -14,17 +14,20 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-def make_policy(name: str, selection: Selection | None) -> Policy:
+def make_policy(name: str, selection: Selection | None, option: str = "--method") -> Policy:
     """Build a method by name.
+
+    Args:
+        option: what names it on the command line, for errors.
 
     Raises:
         UsageError: the name is unknown, or the method needs a configuration and none is given.
     """
     if name not in POLICIES:
-        raise UsageError(f"--method {name}: unknown (known: {', '.join(POLICIES)})")
+        raise UsageError(f"{option} {name}: unknown (known: {', '.join(POLICIES)})")
     policy = POLICIES[name]
     if policy.needs_selection and selection is None:
-        raise UsageError(f"--method {name} needs --config: emit one with dustin-profile search")
+        raise UsageError(f"{option} {name} needs --config: emit one with dustin-profile search")
     return policy(selection if policy.needs_selection else None)
 
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import dustin_runtime
 from dustin_profile.traces.store import TraceStore
 from dustin_runtime.config import DustinConfig, load_config, save_config
+from dustin_runtime.engine import Engine
 from dustin_runtime.files import read_json, write_json
 from dustin_runtime.pairs import all_pairs
 
@@ -343,6 +344,19 @@ def test_drift_is_zero_where_nothing_is_left_out(searched: Searched, tmp_path: P
     shown = dustin_profile(*command)
     assert shown.code == 0
     assert "dustin: KL" in shown.out
+
+
+def test_drift_ends_at_ctrl_c(searched: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine delivers what it has; half a text is no measurement."""
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "step", interrupt)
+    options = ["--context", 64, "--documents", 1, "--tokens", 12]
+    ended = dustin_profile("drift", searched.run, *searched.pair.options, *options)
+    assert (ended.code, ended.out) == (130, "")
+    assert ended.error == "interrupted; run the same command again to continue"
 
 
 PROMPT = "The assert statement is a convenient way to insert debugging assertions into a program. " * 6

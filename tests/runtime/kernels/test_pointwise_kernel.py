@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dustin_runtime.cache import KVCache
+from dustin_runtime.cache import KVCache, Ring
 from dustin_runtime.models import ops
 from dustin_runtime.models.rope import Rope
 from dustin_runtime.models.shape import ModelShape
@@ -59,6 +59,17 @@ def test_rope_append(size: int, qk_norm: bool, dtype: torch.dtype, generator: to
     assert cases.error(found.keys, want.keys) < cases.tolerance(dtype)
     assert torch.equal(found.values, want.values)
     assert torch.equal(found.keys == 0, want.keys == 0)
+
+    ring = Ring(4, 20)
+    found, want = (KVCache.windowed(shape, 3, 450, ring, [1], dtype, device) for _ in range(2))
+    for cache, append in ((found, rope_append), (want, ops.rope_append_reference)):
+        append(qkv, *arguments, cache.keys[1], cache.values[1], 6, 1e-6, ring, cache.scored_keys(1))
+    assert found.keys.shape[2] == 24
+    for name in ("keys", "values", "scored"):
+        one, other = getattr(found, name), getattr(want, name)
+        assert cases.error(one, other) < cases.tolerance(dtype)
+        assert torch.equal(one == 0, other == 0)
+        assert one.any()
 
 
 @pytest.mark.parametrize(("rows", "columns", "vocab"), [(3, 100, 97), (2, 5000, 4999), (64, 9000, 9000)])

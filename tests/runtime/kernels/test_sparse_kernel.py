@@ -60,3 +60,27 @@ def test_an_empty_list_leaves_the_new_tokens(generator: torch.Generator) -> None
     kept = torch.full((len(cases.LENGTHS), 1, 8), -1, device=q.device)
     want = sparse_reference(q.double(), k.double().nan_to_num(), v.double().nan_to_num(), start, kept)
     assert cases.error(sparse_attention(q, k, v, start, kept), want) < cases.tolerance(torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_positions_that_take_turns_in_a_ring(tokens: int, generator: torch.Generator) -> None:
+    """First and last tokens out of a small ring are those of a cache that keeps all."""
+    from dustin_runtime.cache import Ring
+    from dustin_runtime.kernels.sparse import sparse_attention
+    from dustin_runtime.policies.streaming import first_and_last
+
+    ring = Ring(4, 30)
+    k, v = (x.nan_to_num() for x in cases.cache(cases.LENGTHS, tokens, 64, torch.float32, generator))
+    q = cases.queries(len(cases.LENGTHS), tokens, 4, 64, torch.float32, generator)
+    start = torch.tensor(cases.LENGTHS, device=q.device)
+    kept = first_and_last(start, 24, 4)[:, None]
+    small = [torch.full_like(x[:, :34], float("nan")) for x in (k, v)]
+    for row, length in enumerate(cases.LENGTHS):
+        for position in range(length + tokens):  # later ones overwrite earlier ones
+            slot = int(ring.slots(torch.tensor(position)))
+            for ours, whole in zip(small, (k, v), strict=True):
+                ours[row, slot] = whole[row, position]
+    want = sparse_reference(q.double(), k.double(), v.double(), start, kept)
+    assert cases.error(sparse_attention(q, *small, start, kept, ring=ring), want) < cases.tolerance(torch.float32)
+    small = [x.nan_to_num().double() for x in small]
+    assert cases.error(sparse_reference(q.double(), *small, start, kept, ring), want) < 1e-12
