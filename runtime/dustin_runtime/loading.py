@@ -201,7 +201,11 @@ def pick_device(name: str) -> str:
         raise UsageError(f"--device {name}: unknown; give auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise CapacityError(f"--device {name}: {count or 'no'} CUDA devices are available; use --device cpu")
-    return name if device.type == "cuda" else "cpu"
+    if device.type == "cpu":
+        return "cpu"
+    if device.index is not None:
+        torch.cuda.set_device(device)  # Triton launches on the current device, whatever its arguments' is
+    return name
 
 
 def pick_dtype(name: str, device: str) -> torch.dtype:
