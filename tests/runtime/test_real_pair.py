@@ -53,7 +53,8 @@ def generate(
     selection = load_config(CONFIG).selection
     selection = selection.model_copy(update={"budget": budget, "m": selection.m * budget // selection.budget})
     policy = make_policy(method, selection)
-    stepper = Stepper(*models, policy, policy.selection, 4, pair.shared_vocab)
+    window = 256 if policy.windowed_draft else None
+    stepper = Stepper(*models, policy, policy.selection, 4, pair.shared_vocab, draft_budget=window)
     return [g.tokens for g in Engine(stepper, graph=graph).generate(prompts, NEW)[0]]
 
 
