@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,11 +275,11 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--synthetic-context", USAGE, "what fills the context? give either --file with text to prefill or --synth"),
         ("--random-weights --pair smollm2", USAGE, "--random-weights cannot read --file; give --synthetic-context"),
         ("--pair smollm2", USAGE, "give --pair, or --target and --draft, not both"),
-        ("--context 3000", MISSING, "short.txt: 6 tokens of text do not fill a context of 3000; give more --file"),
+        ("--context 3000", MISSING, "short.txt: N tokens of text do not fill a context of 3000; give more --file"),
         ("--file empty.txt", MISSING, "empty.txt: empty; give a text file"),
         ("--file none.txt", MISSING, "none.txt: no such file"),
         ("--file binary.txt", MISSING, "binary.txt: binary; give a text file"),
-        ("--file short.txt", MISSING, "short.txt, short.txt: 12 tokens of text do not fill a context of 64; give"),
+        ("--file short.txt", MISSING, "short.txt, short.txt: N tokens of text do not fill a context of 64; give"),
         ("--config none.yaml", MISSING, "none.yaml: no such file"),
         ("--device tpu", USAGE, "--device tpu: unknown"),
         ("--device cuda:99", CAPACITY, "--device cuda:99: "),
@@ -299,7 +300,10 @@ def test_what_is_refused_before_anything_is_loaded(
     refused = dustin_run("bench", *base, "--file", "short.txt", "--context", 64, *options.split())
     assert (refused.code, refused.out) == (code, ""), refused
     assert refused.err == f"error: {refused.error}\n"
-    assert refused.error.startswith(message), refused.error
+    error = refused.error
+    if "N tokens" in message:  # the tests' tokenizer is trained on Python's topics, which differ between versions
+        error = re.sub(r"\d+ tokens", "N tokens", error)
+    assert error.startswith(message), error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["binary.txt", "empty.txt", "short.txt"]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -45,7 +46,10 @@ def search(pair: TinyPair, run: Path, *options: object) -> Outcome:
 
 def refused(outcome: Outcome, code: int, message: str) -> None:
     assert (outcome.code, outcome.out) == (code, "")
-    assert outcome.error.startswith(message), outcome.error
+    error = outcome.error
+    if "N tokens" in message:  # the tests' tokenizer is trained on Python's topics, which differ between versions
+        error = re.sub(r"\d+ tokens", "N tokens", error)
+    assert error.startswith(message), error
 
 
 @pytest.mark.parametrize(
@@ -110,13 +114,13 @@ def test_pairs_that_are_not_there(options: list[str], code: int, message: str, t
         ("--data empty.txt", MISSING, "empty.txt: is empty; give a file with text in it"),
         ("--data binary.txt", MISSING, "binary.txt: is binary (NUL bytes); give UTF-8 text"),
         ("--data latin.txt", MISSING, "latin.txt: is not UTF-8 text (byte 3); convert it to UTF-8"),
-        ("--data short.txt", MISSING, "short.txt: the longest document has 6 tokens, fewer than --context 256; pass"),
+        ("--data short.txt", MISSING, "short.txt: the longest document has N tokens, fewer than --context 256; pass"),
         ("--data folder", MISSING, "folder: has no .txt files; give a folder with some, or one file"),
         ("--data numbers.jsonl", MISSING, "numbers.jsonl:2: column text holds int, text expected"),
         ("--data broken.parquet", MISSING, "broken.parquet: is not a parquet file ("),
         ("--haystack empty.txt", MISSING, "empty.txt: is empty; give a file with text in it"),
         ("--haystack binary.txt", MISSING, "binary.txt: is binary (NUL bytes)"),
-        ("--haystack short.txt", CAPACITY, "haystack: has 6 tokens, a prompt of 256 needs"),
+        ("--haystack short.txt", CAPACITY, "haystack: has N tokens, a prompt of 256 needs"),
         ("--needles short.txt", CONFIG, "short.txt: needles: must be a list under this key"),
         ("--needles needles.yaml", CONFIG, "needles.yaml: needles.0.question: Field required"),
         ("--needles binary.txt", MISSING, "binary.txt: is binary (NUL bytes)"),
