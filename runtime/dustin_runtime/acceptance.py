@@ -119,19 +119,18 @@ def draw(probabilities: Tensor, u: Tensor) -> Tensor:
     return probabilities.masked_fill(passed, torch.inf).argmax(dim=-1)
 
 
-def accept_greedy(logits: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
+def accept_greedy(best: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
     """Accept the drafts that are the target's arg-max.
 
     Args:
-        logits: [B, depth + 1, V] of the target.
+        best: [B, depth + 1] int64, the target's arg-max at each position.
         drafts: [B, depth] int64.
 
     Returns:
         tokens: [B, depth + 1] int64: the accepted drafts, then the target's own token; valid ids of no meaning after.
         accepted: [B] int64 in [0, depth].
     """
-    tokens = logits.argmax(dim=-1)
-    return tokens, leading(tokens[:, :-1] == drafts)
+    return best, leading(best[:, :-1] == drafts)
 
 
 def accept_sampled(

@@ -80,7 +80,9 @@ class Engine:
         self.stepper = stepper
         self.stop_ids = stop_ids
         self.rows = rows
-        self.graph = usable(stepper.target.weights.norm) if graph is None else graph
+        models = [model for model in (stepper.target, stepper.draft) if model]
+        served = all(usable(model.weights.norm, heads_of=model.shape.head_size) for model in models)
+        self.graph = served if graph is None else graph
         self._state: State | None = None
         self._captured: StepGraph | None = None
 
@@ -116,13 +118,13 @@ class Engine:
         began = time.perf_counter()
         beyond = capacity_beyond(max_new_tokens, self.stepper.depth)
         state = self.prepare(len(prompts), max(map(len, prompts)) + beyond)
-        run.statistics.prefill_seconds += time.perf_counter() - began
+        run.statistics.setup_seconds = time.perf_counter() - began
         try:
             run.serve(state)
         except KeyboardInterrupt:
             run.statistics.interrupted = True
-            state.active.fill_(False)
-        run.statistics.decode_seconds = time.perf_counter() - began - run.statistics.prefill_seconds
+        spent = run.statistics.setup_seconds + run.statistics.prefill_seconds
+        run.statistics.decode_seconds = time.perf_counter() - began - spent
         return run.sequences, run.statistics
 
     def prepare(self, prompts: int, capacity: int) -> State:
@@ -134,12 +136,28 @@ class Engine:
         rows = min(self.rows or prompts, prompts)
         held = self._state
         if held is None or held.rows != rows or held.target_cache.capacity < capacity:
-            self._state = self._captured = None  # freed before its successor is reserved
-            self._state = self.stepper.state(rows, capacity)
-            if self.graph:
-                self._captured = StepGraph(self.stepper, self._state)
-        assert self._state is not None
-        return self._state
+            held = self._state = self._captured = None  # freed before its successor is reserved
+            held = self.stepper.state(rows, capacity)
+            self._captured = StepGraph(self.stepper, held) if self.graph else None
+            self._state = held
+        held.lengths.fill_(1)  # whatever a run left that was broken off
+        held.active.fill_(False)
+        return held
+
+    @torch.inference_mode()
+    def fill(self, prompts: Sequence[Sequence[int]], capacity: int, draws: Sequence[Draw] | None = None) -> State:
+        """Prefill one prompt into each row and leave the stepping to the caller, who measures it.
+
+        Raises:
+            NothingMeasuredError: a model computes what is not finite.
+        """
+        state = self.prepare(len(prompts), capacity)
+        run = _Run(self, [Generation(prompt) for prompt in prompts], 1 << 30, None, None, draws, None)
+        run.occupants = list(range(len(prompts)))
+        for row in range(len(prompts)):
+            run.admit(state, row, row)
+        state.extent = capacity - self.stepper.depth - 1
+        return state
 
     def step(self, state: State) -> tuple[StepResult, Tensor]:
         """Launch a step; returns its result and `StepResult.packed` of it, both on the device."""
@@ -232,15 +250,17 @@ class _Run:
         """Prefill waiting prompts into free rows."""
         for row, occupant in enumerate(self.occupants):
             while occupant is None and waiting:
+                if self.engine.graph:  # the step under way is not part of the prefill
+                    torch.cuda.current_stream(state.lengths.device).synchronize()
                 began = time.perf_counter()
                 index = waiting.popleft()
                 self.occupants[row] = index
-                first = self._admit(state, row, index)
+                first = self.admit(state, row, index)
                 self.statistics.prefill_seconds += time.perf_counter() - began
                 self._emit(index, [first])
                 occupant = self._release(state, row)
 
-    def _admit(self, state: State, row: int, index: int) -> int:
+    def admit(self, state: State, row: int, index: int) -> int:
         """Prefill a prompt into a row; returns its first token."""
         stepper, prompt = self.stepper, self.sequences[index].prompt
         draw = self.draws[index] if self.draws else Draw()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from dustin_runtime.cache import window_ring
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import CapacityError
+from dustin_runtime.kernels import row_tile
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.prefill import GPU_CHUNK
@@ -114,7 +115,7 @@ class MemoryPlan:
     def _splits(self, shape: ModelShape) -> int:
         """fp32 partial results of full attention: one tile of rows per program and per KV head of a sequence."""
         rows = self._queries * shape.group
-        tile = max(16, 1 << (rows - 1).bit_length()) if rows <= 128 else 64
+        tile = row_tile(rows)
         groups = self.batch * shape.kv_heads * -(-rows // tile)
         slots = max(2 * PROCESSORS, groups) + groups
         return 4 * slots * tile * (shape.head_size + 2)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 class Statistics:
     """Figures of one run; a step counts once per active row."""
 
+    setup_seconds: float = 0.0
+    """Reserving buffers, compiling kernels, capturing the step."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     """All the rest: steps, and what the host does between them."""
@@ -52,6 +54,7 @@ class Statistics:
             "tau": self.tau,
             "acceptance_per_position": self.acceptance,
             "kept_tokens_per_step": self.kept,
+            "setup_s": self.setup_seconds,
             "prefill_s": self.prefill_seconds,
             "decode_s": self.decode_seconds,
         }

@@ -197,7 +197,6 @@ class Stepper:
         tokens, accepted = self._accept(state, logits, tokens, drafts, draft_probabilities)
         count = torch.where(state.active, accepted + 1, 0)
         read = state.lengths.float() if kept is None else (kept >= 0).float().sum(dim=3).mean(dim=(0, 2))
-        read = read.clone()  # lengths change below
         self._advance(state, tap, ids, tokens, accepted)
         return StepResult(tokens, count, read, finite.all(dim=1), logits)
 
@@ -265,7 +264,7 @@ class Stepper:
             u = acceptance.uniform(seed, position, acceptance.ACCEPT)
             return acceptance.accept_forced(drafts, best, self.forced_rate, u)
         if not self.sampled:
-            return best, acceptance.leading(best[:, :-1] == drafts)
+            return acceptance.accept_greedy(best, drafts)
         # Other turns draw other numbers at a position that a rejection brings back: with sparse verification the
         # target's distribution depends on drafts that were discarded.
         u = acceptance.uniform(seed, position, acceptance.ACCEPT + acceptance.STREAMS * turns)

@@ -146,7 +146,7 @@ def test_real_acceptance_is_the_models_and_steps_are_those_asked_for(
     assert vanilla["tau"] == 1
     assert drafted["tau"] == 3
     assert drafted["acceptance_per_position"] == [1, 1]
-    assert launched == ["vanilla"] * 6 + ["sd"] * 2
+    assert launched == [name for name in ("vanilla", "sd") for _ in range(grid.WARM_UP + 6)]
     assert min(extents) >= 50
 
 
@@ -154,13 +154,13 @@ def test_forced_acceptance_is_said_and_differs_from_row_to_row(
     tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, seeds = tmp_path / "grid.json", []
-    generate = Engine.generate
+    fill = Engine.fill
 
-    def see(engine: Engine, prompts: Any, count: int, **named: Any) -> Any:
-        seeds.append([draw.seed for draw in named["draws"]])
-        return generate(engine, prompts, count, **named)
+    def see(engine: Engine, prompts: Any, capacity: int, draws: Any) -> Any:
+        seeds.append([draw.seed for draw in draws])
+        return fill(engine, prompts, capacity, draws)
 
-    monkeypatch.setattr(Engine, "generate", see)
+    monkeypatch.setattr(Engine, "fill", see)
     options = ["--batch", 8, "--context", 32, "--steps", 60, "--force-acceptance", 2.5, "--json", path]
     printed = lines(bench(tiny_pair, "--file", LICENSE, *options, *methods("vanilla", "sd")))
     document = json.loads(path.read_text())

@@ -293,3 +293,21 @@ def test_an_interruption_delivers_what_has_ended(target: Decoder) -> None:
     again, statistics = engine.generate(prompts, 20)  # and the engine still serves
     assert [g.tokens for g in again] == [g.tokens for g in full]
     assert not statistics.interrupted
+
+
+def test_an_engine_serves_on_after_an_error(target: Decoder) -> None:
+    """Rows that a broken run left active are not stepped on by the next."""
+    prompts, engine = queue(target, "sd", rows=2)
+    full, _ = engine.generate(prompts, 20)
+
+    def fail(index: int, tokens: list[int]) -> bool:
+        if index == 3:
+            raise ValueError
+        return False
+
+    with pytest.raises(ValueError):
+        engine.generate(prompts, 20, on_tokens=fail)
+    for _ in range(3):
+        again, _ = engine.generate(prompts[:2], 20)
+        assert [g.tokens for g in again] == [g.tokens for g in full[:2]]
+    assert not engine._state.active.any()

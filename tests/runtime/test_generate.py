@@ -81,7 +81,7 @@ def test_the_document_has_the_fields_that_scripts_read(tiny_pair: TinyPair) -> N
         assert list(row) == ["text", "tokens", "finished", "prompt_tokens"]
         assert (len(row["tokens"]), row["finished"]) == (12, "length")
     figures = {"tokens", "steps", "tokens_per_s", "tau", "acceptance_per_position", "kept_tokens_per_step"}
-    assert found["statistics"].keys() == figures | {"prefill_s", "decode_s"}
+    assert found["statistics"].keys() == figures | {"setup_s", "prefill_s", "decode_s"}
     agreement = {"rows": 4, "equal_rows": 4, "common_prefix": 1, "equal_tokens": 1}
     assert found["compare"].keys() == agreement.keys() | {"method", "statistics"}
     assert found["compare"] | agreement == found["compare"]

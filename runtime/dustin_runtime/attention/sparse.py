@@ -18,6 +18,8 @@ class SparseAttention:
     Args:
         kept: [layers or 1, batch, kv_heads or 1, k] int64 prefix positions, -1 where a row keeps fewer than k. A size
             of 1 means one list for all layers, or for all KV heads.
+            On a GPU the kernel may read it while its predecessor still runs, so an ordinary operation has to lie
+            between what writes it and the first use; in a decoder that is the embedding.
         ring: in which slots of the cache positions lie.
     """
 

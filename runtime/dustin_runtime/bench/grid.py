@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dustin_runtime.acceptance import rate_for
@@ -18,6 +17,7 @@ from dustin_runtime.bench.document import roofline_device
 from dustin_runtime.bench.timing import measure_ms
 from dustin_runtime.config import Selection
 from dustin_runtime.engine import Draw, Engine, capacity_beyond, to_host
+from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
@@ -99,15 +99,19 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
     engine = Engine(stepper)
     new = new_tokens(setup.steps, stepper.depth)
     if setup.prompts is None:
-        state = engine.prepare(case.batch, case.context + new)
+        state, prefill_s = engine.prepare(case.batch, case.context + new), None
         _fill(state, case.context)
-        figures = _timed(engine, state, setup.steps, stepper.depth)
     else:
-        figures = _generated(setup, engine, case)
-        state = engine.prepare(case.batch, case.context + new)
+        prompts = [ids[: case.context] for ids in setup.prompts[: case.batch]]
+        draws = [Draw(seed=row) for row in range(case.batch)]  # so that a forced acceptance differs from row to row
+        engine.prepare(case.batch, case.context + new)
+        began = time.perf_counter()
+        state = engine.fill(prompts, case.context + new, draws)
+        _wait(state)
+        prefill_s = time.perf_counter() - began
+    figures = _timed(engine, state, setup.steps, stepper.depth) | {"prefill_s": prefill_s}
     state.lengths.fill_(case.context)
     state.active.fill_(True)
-    state.extent = max(state.extent, case.context)  # an engine without a graph leaves that of its last sequence
     components = _components(stepper, state, setup.repeats)
     components["rest"] = figures["step_ms"] - sum(components.values())
     costs = step_costs(
@@ -181,25 +185,6 @@ def _timed(engine: Engine, state: State, steps: int, depth: int) -> dict[str, An
         "tau": emitted / (steps * state.rows),
         "acceptance_per_position": [count / (steps * state.rows) for count in accepted],
         "step_ms": 1e3 * seconds / steps,
-        "prefill_s": None,
-    }
-
-
-def _generated(setup: Setup, engine: Engine, case: Case) -> dict[str, Any]:
-    """Generate with real prompts; end-of-text does not end a row."""
-    assert setup.prompts is not None
-    prompts = [ids[: case.context] for ids in setup.prompts[: case.batch]]
-    draws = [Draw(seed=row) for row in range(case.batch)]  # so that a forced acceptance differs from row to row
-    engine.prepare(case.batch, case.context + new_tokens(setup.steps, engine.stepper.depth))
-    _, statistics = engine.generate(prompts, setup.steps + 1, draws=draws)  # the first token comes from the prefill
-    if statistics.interrupted:
-        raise KeyboardInterrupt
-    return {
-        "tokens_per_s": statistics.tokens_per_second,
-        "tau": statistics.tau,
-        "acceptance_per_position": statistics.acceptance,
-        "step_ms": 1e3 * statistics.decode_seconds / statistics.launches,
-        "prefill_s": statistics.prefill_seconds,
     }
 
 
@@ -264,17 +249,17 @@ def _components(stepper: Stepper, state: State, repeats: int) -> dict[str, float
 
 
 def _linears(model: Decoder, rows: int) -> Callable[[], None]:
-    """Every matrix product of one forward pass."""
+    """Every matrix product of one forward pass, as the decoder does them."""
     shape, weights = model.shape, model.weights
     widths = (shape.hidden, shape.query_heads * shape.head_size, shape.ffn)
     x, heads, inner = (torch.randn(rows, width, dtype=model.dtype, device=model.device) for width in widths)
 
     def run() -> None:
         for layer in weights.layers:
-            F.linear(x, layer.qkv, layer.qkv_bias)
-            F.linear(heads, layer.output)
-            F.linear(x, layer.gate_up)
-            F.linear(inner, layer.down)
+            ops.linear(x, layer.qkv, layer.qkv_bias)
+            ops.linear(heads, layer.output)
+            ops.gated_linear(x, layer.gate_up)
+            ops.linear(inner, layer.down)
         model.logits(x)
 
     return run

@@ -181,19 +181,22 @@ def _check(
     from dustin_runtime.bench.grid import new_tokens
     from dustin_runtime.memory_plan import plan, require
     from dustin_runtime.models.shape import check_context
+    from dustin_runtime.policies import POLICIES
 
     for case in cases:
         capacity = case.context + new_tokens(steps, depth)
         for shape in (subject.target, subject.draft):
             check_context(shape, capacity, f"--context {case.context} with {steps} steps")
         if device != "cpu":
+            kind = POLICIES[case.method]
+            scored = kind.needs_selection and case.method.startswith("dustin")
             need = plan(
                 subject.target,
-                subject.draft,
+                subject.draft if kind.drafts else None,
                 batch=case.batch,
                 capacity=capacity,
                 depth=depth,
-                selection=selection,
+                selection=selection if scored else None,
                 element_bytes=element_bytes,
                 own_draft_weights=subject.own_draft_weights,
                 draft_budget=draft_budget if case.windowed else None,

@@ -305,6 +305,8 @@ def _report(
     as_json: bool,
     served: DustinConfig | None,
 ) -> None:
+    from dustin_runtime.policies import POLICIES
+
     generations, statistics, texts = runs[0]
     document: dict[str, Any] = {
         "kind": "dustin-generation",
@@ -315,7 +317,7 @@ def _report(
         ],
         "statistics": statistics.as_dict(),
     }
-    if served and names[0] not in ("vanilla", "sd"):
+    if served and POLICIES[names[0]].needs_selection:
         document["budget"] = served.selection.budget
     if len(runs) > 1:
         other, other_statistics, _ = runs[1]

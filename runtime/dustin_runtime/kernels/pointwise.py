@@ -84,7 +84,7 @@ def _rope_append(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    head = tl.program_id(0)
+    head = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) % tokens
     sequence = tl.program_id(1) // tokens
     heads = query_heads + 2 * kv_heads
