@@ -181,6 +181,6 @@ def _check(
                 depth=depth,
                 selection=selection,
                 element_bytes=element_bytes,
-                own_draft_weights=subject.own_draft_weights,
+                draft_stores=subject.draft_stores,
             )
             require(need, torch.cuda.mem_get_info(device)[0])
