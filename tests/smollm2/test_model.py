@@ -1,0 +1,106 @@
+"""The module that is trained is the decoder that serves; what is exported is what was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_pair import TinyPair
+from torch import Tensor
+
+from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.errors import ConfigError
+from dustin_runtime.loading import open_pair
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.tokenizer import tokenizer_hash
+from dustin_runtime.models.weights import random_decoder
+from recipes.smollm2_135m.export import export, round_as_stored
+from recipes.smollm2_135m.heldout import closeness
+from recipes.smollm2_135m.model import Stack, draft_and_target
+
+LENGTH = 96
+LAYERS = (0, 3, 3)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_pair: TinyPair) -> Decoder:
+    return open_pair(str(tiny_pair.target), "self:1", offline=True).load_target(torch.float32, "cpu")
+
+
+def some_ids(rows: int = 2) -> Tensor:
+    return torch.randint(0, 2000, (rows, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def served(model: Decoder, ids: Tensor) -> Tensor:
+    start = torch.zeros(len(ids), dtype=torch.int64)
+    return model.logits(model.forward(ids, start, model.cache(len(ids), LENGTH), dense_attention))
+
+
+def perturbed(model: Stack) -> Stack:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@torch.no_grad()
+def test_target_equals_the_runtimes_decoder(target: Decoder) -> None:
+    _, frozen = draft_and_target(target, LAYERS, LENGTH)
+    assert torch.allclose(frozen(some_ids()) @ frozen.head.T, served(target, some_ids()), rtol=1e-4, atol=1e-4)
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+
+
+@torch.no_grad()
+def test_exported_draft_equals_the_module(target: Decoder, tiny_pair: TinyPair, tmp_path: Path) -> None:
+    """Every parameter was moved, so a tensor under a wrong name or in a wrong place shows."""
+    draft = perturbed(Stack(target, LAYERS, LENGTH))
+    tokenizer = tokenizer_hash(open_pair(str(tiny_pair.target), "self:1", offline=True).tokenizer)
+    expected = draft(some_ids()) @ draft.head.T
+    loaded = {}
+    for kind in ("float32", "bfloat16", "int8"):
+        export(draft, tmp_path / kind, tokenizer, kind)
+        pair = open_pair(str(tiny_pair.target), str(tmp_path / kind), offline=True)
+        loaded[kind] = served(pair.load_draft(target), some_ids())
+    assert torch.allclose(loaded["float32"], expected, rtol=1e-4, atol=1e-4)
+    assert 0 < float((loaded["bfloat16"] - expected).abs().mean()) < 0.1
+    round_as_stored(draft)
+    assert torch.allclose(loaded["int8"], draft(some_ids()) @ draft.head.T, rtol=1e-4, atol=1e-4)
+
+
+def test_recomputed_activations_give_the_same_gradients(target: Decoder) -> None:
+    gradients = []
+    for recompute in (False, True):
+        draft = Stack(target, LAYERS, LENGTH, recompute=recompute)
+        draft(some_ids()).square().mean().backward()
+        gradients.append([parameter.grad for parameter in draft.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert one is not None and other is not None
+        assert torch.equal(one, other)
+
+
+def test_the_same_layer_twice_is_trained_twice(target: Decoder) -> None:
+    draft = Stack(target, LAYERS, LENGTH)
+    second, third = list(draft.each_layer())[1:]
+    assert torch.equal(second.qkv, third.qkv) and second.qkv is not third.qkv
+    assert draft.shape.layers == 3
+
+
+def test_layers_and_families_that_cannot_be_trained_are_refused(target: Decoder) -> None:
+    with pytest.raises(ConfigError, match="layer 4: the target has layers 0 to 3"):
+        Stack(target, (0, 4), LENGTH)
+    shape = target.shape.model_copy(update={"family": "qwen2", "qkv_bias": True})
+    with pytest.raises(ConfigError, match="family qwen2"):
+        Stack(random_decoder(shape, torch.float32, "cpu"), (0,), LENGTH)
+
+
+def test_the_target_is_as_close_to_itself_as_can_be(target: Decoder) -> None:
+    draft, frozen = draft_and_target(target, range(4), LENGTH)
+    same = closeness(draft, frozen, some_ids(3), frozen.head, rows=2, chunk=50, autocast=False)
+    assert same["kl"] == pytest.approx(0, abs=1e-6)
+    assert (same["overlap"], same["top1"]) == (pytest.approx(1, abs=1e-6), 1)
+    other = closeness(perturbed(draft), frozen, some_ids(3), frozen.head, rows=2, chunk=50, autocast=False)
+    assert other["kl"] > 0.01 and other["overlap"] < 0.99 and other["top1"] < 1
+    assert list(other["top1_at"]) == ["0"]
