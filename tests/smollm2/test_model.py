@@ -104,3 +104,21 @@ def test_the_target_is_as_close_to_itself_as_can_be(target: Decoder) -> None:
     other = closeness(perturbed(draft), frozen, some_ids(3), frozen.head, rows=2, chunk=50, autocast=False)
     assert other["kl"] > 0.01 and other["overlap"] < 0.99 and other["top1"] < 1
     assert list(other["top1_at"]) == ["0"]
+
+
+def test_shipped_draft_is_loaded_by_its_recipe(
+    target: Decoder, tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dustin_runtime import pairs, recipe_files
+    from recipes.smollm2_135m import ship
+
+    tokenizer = tokenizer_hash(open_pair(str(tiny_pair.target), "self:1", offline=True).tokenizer)
+    export(Stack(target, LAYERS, LENGTH), tmp_path / "run" / "draft", tokenizer, "int8")
+    (tmp_path / "recipes" / "models").mkdir(parents=True)
+    for module in (pairs, recipe_files, ship):
+        monkeypatch.setattr(module, "recipes_folder", lambda: tmp_path / "recipes")
+    ship.main(ship.parser().parse_args([str(tmp_path / "run"), "--tokenizer-vocab", "2000"]))
+    pair = open_pair(str(tiny_pair.target), f"recipe:{ship.NAME}", offline=True)
+    assert pair.draft_shape == target.shape.model_copy(update={"layers": 3})
+    assert pair.load_draft(target).weights.head is target.weights.head
+    pairs._model.cache_clear()
