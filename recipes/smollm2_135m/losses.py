@@ -29,21 +29,44 @@ class Divergence(NamedTuple):
 
 
 def divergence(target_logits: Tensor, logits: Tensor) -> Divergence:
-    """Both divergences of q from p.
+    """Both divergences of q from p, by their definitions: for measuring, and the reference of `slopes`.
 
     Args:
-        target_logits, logits: [..., vocab], of any floating type; the arithmetic is fp32 or float64.
+        target_logits, logits: [..., vocab] finite, of any floating type; the arithmetic is fp32 or float64.
 
     Returns:
         [...] each; gradients flow to `logits`.
     """
-    kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    log_p = F.log_softmax(target_logits, dim=-1, dtype=kind)
-    log_q = F.log_softmax(logits, dim=-1, dtype=kind)
-    p = log_p.exp()
-    # p = 0 where its logarithm is -inf (a masked logit): such an id adds nothing.
-    kl = (p * (log_p - log_q).masked_fill(p == 0, 0)).sum(-1)
-    return Divergence(kl, (p - log_q.exp()).abs().sum(-1) / 2)
+    log_p, log_q = _log_softmax(target_logits), _log_softmax(logits)
+    kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+    return Divergence(kl, (log_p.exp() - log_q.exp()).abs().sum(-1) / 2)
+
+
+def slopes(target_logits: Tensor, logits: Tensor, weights: Weights) -> tuple[Divergence, Tensor]:
+    """Both divergences, and the gradient of their weighted sum with respect to `logits`, without autograd.
+
+    d KL / d logits = q - p; d TV / d logits = q (s - sum q s) with s = sign(q - p) / 2. With a vocabulary of 49,152 the
+    loss is a matter of memory traffic, and autograd would pass over it twice as often.
+
+    Returns:
+        [...] each; [..., vocab] fp32 (float64 of float64 logits).
+    """
+    log_p, log_q = _log_softmax(target_logits), _log_softmax(logits)
+    kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+    q = log_q.exp_()
+    gap = q - log_p.exp_()
+    tv = torch.linalg.vector_norm(gap, 1, dim=-1) / 2
+    if not weights.tv:
+        return Divergence(kl, tv), gap.mul_(weights.kl)
+    signed = gap.sign().mul_(q)
+    slope = signed.addcmul_(q, signed.sum(-1, keepdim=True), value=-1).mul_(weights.tv / 2)
+    if weights.kl:
+        slope.add_(gap, alpha=weights.kl)
+    return Divergence(kl, tv), slope
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits, dim=-1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
 
 
 class Distilled(NamedTuple):
@@ -79,14 +102,11 @@ class _Chunked(torch.autograd.Function):
         kl_sum, tv_sum = (torch.zeros((), dtype=torch.float64, device=hidden.device) for _ in range(2))
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, tokens, chunk):
-                part = hidden[begin : begin + chunk].detach().requires_grad_()
-                target_logits = F.linear(target_hidden[begin : begin + chunk].to(head.dtype), head)
-                with torch.enable_grad():
-                    kl, tv = divergence(target_logits, F.linear(part.to(head.dtype), head))
-                    loss = (weights.kl * kl.sum() + weights.tv * tv.sum()) / tokens
-                gradient[begin : begin + chunk] = torch.autograd.grad(loss, part)[0]
-                kl_sum += kl.detach().sum(dtype=torch.float64)
-                tv_sum += tv.detach().sum(dtype=torch.float64)
+                ours, theirs = (x[begin : begin + chunk].to(head.dtype) for x in (hidden, target_hidden))
+                (kl, tv), slope = slopes(F.linear(theirs, head), F.linear(ours, head), weights)
+                gradient[begin : begin + chunk] = slope.div_(tokens).to(head.dtype) @ head
+                kl_sum += kl.sum(dtype=torch.float64)
+                tv_sum += tv.sum(dtype=torch.float64)
         ctx.save_for_backward(gradient)
         kl_mean, tv_mean = kl_sum / tokens, tv_sum / tokens
         mean = (weights.kl * kl_mean + weights.tv * tv_mean).to(hidden.dtype)

@@ -71,6 +71,7 @@ def main(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     most = {"train": arguments.tokens, "heldout": arguments.held_out_tokens}
+    most_code = most | {"train": arguments.code_tokens}
     sources: dict[str, Any] = {}
 
     collected = Collected(encoder, separator, most)
@@ -83,7 +84,7 @@ def main(arguments: argparse.Namespace) -> None:
 
     held_out_code: list[str] = []
     for source, texts in (("code", code()), ("docs", documentation())):
-        collected = Collected(encoder, separator, most)
+        collected = Collected(encoder, separator, most_code)
         for text in _in_random_order(texts):
             taken = collected.add(text, "heldout" if text.held_out else "train")
             if taken and text.held_out and source == "code":
@@ -129,7 +130,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", default="smollm2", help="whose tokenizer; default: the embedded smollm2")
     made.add_argument("--books", type=Path, help="folder of .txt or .txt.xz files to train on")
     made.add_argument("--held-out-books", type=Path, help="folder of such files to evaluate on")
-    made.add_argument("--tokens", type=int, default=48_000_000, help="most tokens per source to train on")
+    made.add_argument("--tokens", type=int, default=48_000_000, help="most tokens of books to train on")
+    made.add_argument("--code-tokens", type=int, default=14_000_000, help="most tokens of code, and of documentation")
     made.add_argument("--held-out-tokens", type=int, default=1_000_000, help="most tokens per source held out")
     return made
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.smollm2_135m.losses import Weights, distil, divergence
+from recipes.smollm2_135m.losses import Weights, distil, divergence, slopes
 
 VOCAB, WIDTH, TOKENS = 61, 12, 23
 
@@ -48,15 +48,22 @@ def test_the_runtime_accepts_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float((accepted > 0).float().mean()) == pytest.approx(expected, abs=4 * (0.25 / count) ** 0.5)
 
 
-def test_ids_that_the_target_rules_out_add_nothing() -> None:
+@pytest.mark.parametrize("weights", [Weights(1, 0), Weights(0, 1), Weights(0.3, 0.7)], ids=str)
+def test_slopes_are_those_of_autograd(weights: Weights) -> None:
     target, draft = some_logits(0), some_logits(1).requires_grad_()
-    target[:, 5] = -torch.inf
-    found = divergence(target, draft)
-    found.kl.sum().backward()
+    expected = divergence(target, draft)
+    (weights.kl * expected.kl + weights.tv * expected.tv).sum().backward()
+    found, slope = slopes(target, draft.detach(), weights)
+    assert torch.allclose(found.kl, expected.kl, rtol=1e-12) and torch.allclose(found.tv, expected.tv, rtol=1e-12)
     assert draft.grad is not None
-    assert torch.isfinite(found.kl).all() and torch.isfinite(draft.grad).all()
-    equal = divergence(target, target)
-    assert torch.equal(equal.kl, torch.zeros(TOKENS)) or float(equal.kl.abs().max()) < 1e-12
+    assert torch.allclose(slope, draft.grad, rtol=1e-9, atol=1e-13)
+
+
+def test_a_model_equal_to_its_target_has_no_loss_and_stays() -> None:
+    target = some_logits(0)
+    found, slope = slopes(target, target.clone(), Weights(1, 1))
+    assert float(found.kl.abs().max()) < 1e-12 and float(found.tv.abs().max()) < 1e-12
+    assert float(slope.abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("chunk", [1, 7, TOKENS, 100])
