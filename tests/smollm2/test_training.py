@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ def test_price_and_benchmark_write_nothing(
 def test_from_text_to_figures(
     tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Path]
 ) -> None:
-    """Every script once, in the order of the README."""
+    """Every script once, in the order of the README; none needs Optuna."""
+    monkeypatch.setitem(sys.modules, "optuna", None)
     half = topics()[100_000:160_000]
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text(half[:40_000])
