@@ -7,6 +7,7 @@ token (arXiv 2211.17192, Cor. 3.6), so it is what speculative decoding wants (ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -77,7 +78,13 @@ class Distilled(NamedTuple):
     tv: Tensor
 
 
-def distil(hidden: Tensor, target_hidden: Tensor, head: Tensor, weights: Weights, chunk: int) -> Distilled:
+Slopes = Callable[[Tensor, Tensor, Weights], tuple[Divergence, Tensor]]
+"""`slopes`, or the same compiled."""
+
+
+def distil(
+    hidden: Tensor, target_hidden: Tensor, head: Tensor, weights: Weights, chunk: int, measure: Slopes = slopes
+) -> Distilled:
     """The mean loss over tokens, holding the logits of `chunk` tokens at a time.
 
     Logits of both models over a vocabulary of 49,152 take 400 KB a token in fp32. The gradient with respect to `hidden`
@@ -88,14 +95,14 @@ def distil(hidden: Tensor, target_hidden: Tensor, head: Tensor, weights: Weights
         target_hidden: [tokens, width] the target's.
         head: [vocab, width] of both, in the type that logits are computed in. It is frozen.
     """
-    loss, kl, tv = _Chunked.apply(hidden, target_hidden, head, weights, chunk)  # type: ignore[no-untyped-call]
+    loss, kl, tv = _Chunked.apply(hidden, target_hidden, head, weights, chunk, measure)  # type: ignore[no-untyped-call]
     return Distilled(loss, kl, tv)
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, target_hidden: Tensor, head: Tensor, weights: Weights, chunk: int
+        ctx: Any, hidden: Tensor, target_hidden: Tensor, head: Tensor, weights: Weights, chunk: int, measure: Slopes
     ) -> tuple[Tensor, Tensor, Tensor]:
         tokens = len(hidden)
         gradient = torch.empty_like(hidden)
@@ -103,7 +110,7 @@ class _Chunked(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, tokens, chunk):
                 ours, theirs = (x[begin : begin + chunk].to(head.dtype) for x in (hidden, target_hidden))
-                (kl, tv), slope = slopes(F.linear(theirs, head), F.linear(ours, head), weights)
+                (kl, tv), slope = measure(F.linear(theirs, head), F.linear(ours, head), weights)
                 gradient[begin : begin + chunk] = slope.div_(tokens).to(head.dtype) @ head
                 kl_sum += kl.sum(dtype=torch.float64)
                 tv_sum += tv.sum(dtype=torch.float64)
@@ -116,4 +123,4 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, loss: Tensor, *means: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * loss, None, None, None, None
+        return gradient * loss, None, None, None, None, None

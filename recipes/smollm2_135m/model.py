@@ -23,12 +23,17 @@ from dustin_runtime.models.shape import ModelShape
 class Layer(nn.Module):
     """One decoder layer; parameters are named and laid out as in `LayerWeights`, in fp32."""
 
-    def __init__(self, shape: ModelShape, weights: LayerWeights) -> None:
+    def __init__(self, shape: ModelShape, weights: LayerWeights, ffn: int | None = None) -> None:
+        """Copy a layer, with the strongest `ffn` channels of its MLP if that is given."""
         super().__init__()
         self.query_heads, self.kv_heads, self.head_size = shape.query_heads, shape.kv_heads, shape.head_size
         self.eps = shape.norm_eps
         for name in ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down"):
             self.register_parameter(name, nn.Parameter(getattr(weights, name).detach().float().clone()))
+        if ffn is not None:
+            kept = strongest(self.gate_up.data, self.down.data, ffn)
+            self.gate_up = nn.Parameter(self.gate_up.data[torch.cat((kept, kept + shape.ffn))])
+            self.down = nn.Parameter(self.down.data[:, kept].contiguous())
 
     attention_norm: Tensor
     qkv: Tensor
@@ -54,6 +59,20 @@ class Layer(nn.Module):
         return x + F.linear(F.silu(gate) * up, self.down)
 
 
+def strongest(gate_up: Tensor, down: Tensor, count: int) -> Tensor:
+    """The channels of a gated MLP whose weights are largest: [count] ascending indices.
+
+    A channel's strength is the product of the norms of its rows of gate and up and of its column of down.
+
+    Args:
+        gate_up: [2 ffn, hidden]; down: [hidden, ffn].
+    """
+    gate, up = gate_up.chunk(2)
+    strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+    kept: Tensor = strength.topk(count).indices.sort().values
+    return kept
+
+
 class Stack(nn.Module):
     """Layers and a final norm between an embedding and a head that are another model's.
 
@@ -61,12 +80,21 @@ class Stack(nn.Module):
         embedding, head: [vocab, hidden] fp32, frozen and shared; not among the parameters.
     """
 
-    def __init__(self, decoder: Decoder, layers: Sequence[int], length: int, *, recompute: bool = False) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        layers: Sequence[int],
+        length: int,
+        *,
+        ffn: int | None = None,
+        recompute: bool = False,
+    ) -> None:
         """Copy layers of a decoder.
 
         Args:
             layers: which, in order; one may occur twice.
             length: positions that are trained on at most.
+            ffn: channels of every MLP that are kept; None for all.
             recompute: whether the backward pass computes a layer's activations anew instead of keeping them.
 
         Raises:
@@ -78,9 +106,11 @@ class Stack(nn.Module):
             raise ConfigError(f"family {shape.family}: biases and norms of queries and keys are not trained here")
         if wrong := [index for index in layers if not 0 <= index < shape.layers]:
             raise ConfigError(f"layer {wrong[0]}: the target has layers 0 to {shape.layers - 1}")
-        self.shape = shape.model_copy(update={"layers": len(layers)})
+        if ffn is not None and not 0 < ffn <= shape.ffn:
+            raise ConfigError(f"ffn {ffn}: the target's MLPs have {shape.ffn} channels")
+        self.shape = shape.model_copy(update={"layers": len(layers), "ffn": ffn or shape.ffn})
         self.recompute = recompute
-        self.layers = nn.ModuleList(Layer(shape, decoder.weights.layers[index]) for index in layers)
+        self.layers = nn.ModuleList(Layer(shape, decoder.weights.layers[index], ffn) for index in layers)
         self.norm = nn.Parameter(decoder.weights.norm.detach().float().clone())
         self.embedding = decoder.weights.embedding.detach().float()
         self.head = decoder.weights.head.detach().float()
@@ -107,10 +137,10 @@ class Stack(nn.Module):
 
 
 def draft_and_target(
-    decoder: Decoder, layers: Sequence[int], length: int, *, recompute: bool = False
+    decoder: Decoder, layers: Sequence[int], length: int, *, ffn: int | None = None, recompute: bool = False
 ) -> tuple[Stack, Stack]:
     """The draft to be trained and the frozen target, which share embedding and head."""
     target = Stack(decoder, range(decoder.shape.layers), length).requires_grad_(False).eval()
-    draft = Stack(decoder, layers, length, recompute=recompute)
+    draft = Stack(decoder, layers, length, ffn=ffn, recompute=recompute)
     draft.embedding, draft.head = target.embedding, target.head
     return draft, target

@@ -18,6 +18,7 @@ class Settings:
     """Everything that decides the weights, apart from data and target. A run is continued with these or not at all."""
 
     layers: tuple[int, ...]
+    ffn: int | None
     steps: int
     tokens_per_step: int
     rate: float
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", default="smollm2", help="folder, .gguf file or the embedded smollm2")
     model = made.add_argument_group("model")
     model.add_argument("--layers", default="0,1,28,29", help="target layers that the draft's begin as")
+    model.add_argument("--ffn", type=int, help="keep the strongest N channels of every layer's MLP; default: all")
     model.add_argument("--format", choices=FORMATS, default="int8", help="of the exported matrices")
     training = made.add_argument_group("training")
     training.add_argument("--steps", type=int, default=2000, help="length of the schedule")
@@ -82,6 +84,12 @@ def parser() -> argparse.ArgumentParser:
     machine.add_argument("--dtype", default="auto", help="of products: bfloat16 (autocast) or float32")
     machine.add_argument("--micro-tokens", type=int, default=65536, help="tokens whose activations are held at a time")
     machine.add_argument("--chunk", type=int, default=4096, help="tokens whose logits are held at a time")
+    machine.add_argument(
+        "--compile",
+        choices=("none", "loss", "all"),
+        default="none",
+        help="what torch.compile fuses: faster, not the same bits",
+    )
     machine.add_argument("--recompute", action="store_true", help="keep no activations inside a layer")
     run = made.add_argument_group("run")
     run.add_argument("--time-limit", type=float, help="seconds after which this process has stopped and exported")

@@ -99,6 +99,7 @@ def _trainer(arguments: argparse.Namespace, settings: Settings, device: str) -> 
         micro_tokens=arguments.micro_tokens,
         chunk=arguments.chunk,
         recompute=arguments.recompute,
+        compiled=arguments.compile,
     )
     return trainer, tokenizer
 
@@ -167,7 +168,7 @@ def benchmark(trainer: Any, limit: float | None, repeats: int = 3) -> dict[str, 
 
 def _dry_run(arguments: argparse.Namespace, settings: Settings) -> None:
     shape = resolve(arguments.target, offline=True).shape()
-    draft = shape.model_copy(update={"layers": len(settings.layers)})
+    draft = shape.model_copy(update={"layers": len(settings.layers), "ffn": settings.ffn or shape.ffn})
     priced = [
         price(
             shape,

@@ -7,7 +7,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from recipes.smollm2_135m import curve as records
 from recipes.smollm2_135m.checkpoint import load_checkpoint, save_checkpoint
 from recipes.smollm2_135m.data import Mixture
 from recipes.smollm2_135m.heldout import closeness
-from recipes.smollm2_135m.losses import distil
+from recipes.smollm2_135m.losses import Slopes, distil, slopes
 from recipes.smollm2_135m.model import draft_and_target
 from recipes.smollm2_135m.settings import Settings
 
@@ -55,6 +55,7 @@ class Trainer:
         micro_tokens: int,
         chunk: int,
         recompute: bool = False,
+        compiled: Literal["none", "loss", "all"] = "none",
     ) -> None:
         self.run, self.settings, self.mixture = run, settings, mixture
         self.schedule = settings.schedule()
@@ -62,12 +63,17 @@ class Trainer:
         self.autocast = settings.dtype == "bfloat16"
         self.micro_tokens, self.chunk = micro_tokens, chunk
         longest = max([self.schedule.longest, *(ids.shape[1] for ids in held_out.values())])
-        self.draft, self.target = draft_and_target(target, settings.layers, longest, recompute=recompute)
+        self.draft, self.target = draft_and_target(
+            target, settings.layers, longest, ffn=settings.ffn, recompute=recompute
+        )
         if self.autocast:  # as autocast would at every step
             for parameter in self.target.parameters():
                 parameter.data = parameter.data.bfloat16() if parameter.dim() == 2 else parameter.data
         self.head = self.target.head.to(torch.bfloat16 if self.autocast else torch.float32)
         self.held_out = {name: ids.to(self.device) for name, ids in held_out.items() if len(ids)}
+        self.measure: Slopes = slopes
+        if compiled != "none":
+            self._compile(compiled == "all")
         self.optimizer = self._optimizer()
         self.step = 0
         self.skipped = 0
@@ -83,6 +89,16 @@ class Trainer:
             "heldout": [],
             "seconds": [],
         }
+
+    def _compile(self, layers: bool) -> None:
+        """Fuse the small operations. What the compiler cannot do is run as it is, with a warning."""
+        import torch._dynamo
+
+        torch._dynamo.config.suppress_errors = True
+        self.measure = torch.compile(slopes, dynamic=False)
+        if layers:
+            for layer in (*self.draft.each_layer(), *self.target.each_layer()):
+                layer.compile()
 
     def _optimizer(self) -> AdamW:
         matrices = [parameter for parameter in self.draft.parameters() if parameter.dim() == 2]
@@ -171,7 +187,7 @@ class Trainer:
                 with torch.no_grad():
                     wanted = self.target(part).flatten(0, 1)
                 hidden = self.draft(part).flatten(0, 1)
-            found = distil(hidden, wanted, self.head, weights, self.chunk)
+            found = distil(hidden, wanted, self.head, weights, self.chunk, self.measure)
             (found.loss * share).backward()
             sums += torch.stack([value.detach().double() * share for value in found])
         loss, kl, tv = sums.tolist()

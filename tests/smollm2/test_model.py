@@ -17,7 +17,7 @@ from dustin_runtime.models.tokenizer import tokenizer_hash
 from dustin_runtime.models.weights import random_decoder
 from recipes.smollm2_135m.export import export, round_as_stored
 from recipes.smollm2_135m.heldout import closeness
-from recipes.smollm2_135m.model import Stack, draft_and_target
+from recipes.smollm2_135m.model import Stack, draft_and_target, strongest
 
 LENGTH = 96
 LAYERS = (0, 3, 3)
@@ -68,6 +68,26 @@ def test_exported_draft_equals_the_module(target: Decoder, tiny_pair: TinyPair, 
     assert 0 < float((loaded["bfloat16"] - expected).abs().mean()) < 0.1
     round_as_stored(draft)
     assert torch.allclose(loaded["int8"], draft(some_ids()) @ draft.head.T, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_the_strongest_channels_of_an_mlp_are_kept(target: Decoder, tiny_pair: TinyPair, tmp_path: Path) -> None:
+    ffn = target.shape.ffn
+    gate_up, down = target.weights.layers[0].gate_up.clone(), target.weights.layers[0].down.clone()
+    weak = torch.tensor([3, 70, 71])
+    down[:, weak] *= 1e-3
+    kept = strongest(gate_up, down, ffn - 3)
+    assert sorted({*range(ffn)} - {*kept.tolist()}) == weak.tolist()
+    whole, same = Stack(target, LAYERS, LENGTH), Stack(target, LAYERS, LENGTH, ffn=ffn)
+    assert torch.equal(whole(some_ids()), same(some_ids()))
+    narrow = Stack(target, LAYERS, LENGTH, ffn=40)
+    tokenizer = tokenizer_hash(open_pair(str(tiny_pair.target), "self:1", offline=True).tokenizer)
+    export(narrow, tmp_path, tokenizer, "float32")
+    loaded = open_pair(str(tiny_pair.target), str(tmp_path), offline=True).load_draft(target)
+    assert loaded.shape.ffn == 40
+    assert torch.allclose(served(loaded, some_ids()), narrow(some_ids()) @ narrow.head.T, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match="ffn 200"):
+        Stack(target, LAYERS, LENGTH, ffn=200)
 
 
 def test_recomputed_activations_give_the_same_gradients(target: Decoder) -> None:
