@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dustin_runtime.config import DustinConfig, ModelIdentity, PairIdentity
 from dustin_runtime.errors import CapacityError, ConfigError, MissingError, UsageError
+from dustin_runtime.memory_plan import DraftStores
 from dustin_runtime.models.shape import ModelShape, RopeScaling
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Pair:
 
     Attributes:
         draft_source: None for a draft made of the target's first layers.
+        draft_stores: what of its weights the draft has for itself; the rest it shares with its target.
         shared_vocab: ids below it are in both tokenizers; no other id is proposed, sampled or compared.
     """
 
@@ -38,6 +40,7 @@ class Pair:
     tokenizer_hash: str
     shared_vocab: int
     rope: RopeScaling | None
+    draft_stores: DraftStores = "all"
 
     @property
     def target_id(self) -> str:
@@ -83,10 +86,12 @@ class Pair:
 
     def load_draft(self, target: Decoder) -> Decoder:
         """Load the draft's weights next to the target's, or share the target's."""
-        from dustin_runtime.models.weights import load_decoder
+        from dustin_runtime.models.weights import load_decoder, load_headless
 
         if self.draft_source is None:
             return target.first_layers(self.draft_shape.layers)
+        if self.draft_stores == "layers":
+            return load_headless(self.draft_source.path, self.draft_shape, target)
         return load_decoder(self.draft_source.path, self.draft_shape, target.dtype, target.device)
 
 
@@ -95,12 +100,13 @@ def open_pair(target: str, draft: str, *, rope: str | None = None, offline: bool
 
     Args:
         target, draft: hub id with optional @revision, folder, GGUF file, or the embedded `smollm2`; the draft may be
-            `self:N`.
+            `self:N`, `recipe:NAME`, or a folder that takes embedding and head from its target (`models.headless`).
         rope: `default`, `linear:FACTOR` or `yarn:FACTOR`, replacing both models' own RoPE scaling.
 
     Raises:
         MissingError: a model cannot be found or read.
-        ConfigError: the models have different tokenizers, or a draft of more layers than its target.
+        ConfigError: the models have different tokenizers, a draft of more layers than its target, or a draft that
+            takes embedding and head from another target than this one.
         UsageError: `self:N` or `rope` is malformed.
     """
     from dustin_runtime.models.source import resolve
@@ -108,16 +114,26 @@ def open_pair(target: str, draft: str, *, rope: str | None = None, offline: bool
 
     target_source = resolve(target, offline=offline)
     target_shape = target_source.shape()
+    if target_source.headless():
+        raise ConfigError(f"--target {target}: has no embedding of its own; give it as --draft")
     tokenizer = target_source.tokenizer()
+    hashed = tokenizer_hash(tokenizer)
+    shared = len(tokenizer)
+    stores: DraftStores = "all"
     if draft.startswith(SELF):
-        draft_source = None
+        draft_source, stores = None, "nothing"
         layers = self_layers(draft, target_shape)
         draft_shape = target_shape.model_copy(update={"layers": layers})
-        shared = len(tokenizer)
     else:
         draft_source = resolve(draft, offline=offline)
         draft_shape = draft_source.shape()
-        shared = compare_tokenizers(tokenizer, draft_source.tokenizer())
+        if marker := draft_source.headless():
+            from dustin_runtime.models.headless import require_fit
+
+            require_fit(marker, (draft_source.id, draft_shape), (target_source.id, target_shape), hashed)
+            stores = "layers"
+        else:
+            shared = compare_tokenizers(tokenizer, draft_source.tokenizer())
     pair = Pair(
         target_source=target_source,
         draft_source=draft_source,
@@ -125,9 +141,10 @@ def open_pair(target: str, draft: str, *, rope: str | None = None, offline: bool
         draft_shape=draft_shape,
         draft_id=draft_source.id if draft_source else draft,
         tokenizer=tokenizer,
-        tokenizer_hash=tokenizer_hash(tokenizer),
+        tokenizer_hash=hashed,
         shared_vocab=min(shared, target_shape.vocab, draft_shape.vocab),
         rope=None,
+        draft_stores=stores,
     )
     scaling = parse_rope(rope, target_shape) if rope else None
     if scaling and scaling.type == "yarn" and draft_shape.context != target_shape.context:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from dustin_runtime.cache import window_ring
 from dustin_runtime.config import LayerHeads, Selection
@@ -16,7 +17,7 @@ from dustin_runtime.kernels import row_tile
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.prefill import GPU_CHUNK
-from dustin_runtime.pricing import weights_bytes
+from dustin_runtime.pricing import body_weights, weights_bytes
 
 OVERHEAD_BYTES = 2 * 2**30
 """CUDA context, compiled kernels, cuBLAS workspaces, one captured graph, and what the allocator cannot use."""
@@ -25,6 +26,9 @@ PROCESSORS = 160
 SAMPLING_COPIES = 8
 """fp32 arrays of the logits' size that probabilities, top-p and the residual take at once."""
 GIB = 2**30
+
+DraftStores = Literal["all", "layers", "nothing"]
+"""What a draft has for itself: all weights, its layers (embedding and head are the target's), or nothing (`self:N`)."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class MemoryPlan:
         capacity: positions per row: prompt, new tokens and the overshoot of a last step.
         selection: heads that are scored; None for a method that scores nothing.
         sampled: whether rows may have a temperature.
-        own_draft_weights: False for a draft that is the target's first layers.
+        draft_stores: what of its weights the draft does not share with the target.
         draft_budget: tokens of its cache that the draft reads; None for all, which are then kept.
     """
 
@@ -47,7 +51,7 @@ class MemoryPlan:
     selection: Selection | None
     element_bytes: int
     sampled: bool
-    own_draft_weights: bool
+    draft_stores: DraftStores
     prefill_chunk: int
     draft_budget: int | None
 
@@ -55,10 +59,9 @@ class MemoryPlan:
     def parts(self) -> dict[str, int]:
         """Bytes by component."""
         models = [self.target, *([self.draft] if self.draft else [])]
-        draft_weights = weights_bytes(self.draft, self.element_bytes) if self.draft and self.own_draft_weights else 0
         return {
             "target weights": weights_bytes(self.target, self.element_bytes),
-            "draft weights": draft_weights,
+            "draft weights": self._draft_weights(),
             "target KV cache": self._cache(self.target),
             "draft KV cache": self._draft_cache(),
             "rotary tables": sum(4 * shape.head_size * self.capacity for shape in models),
@@ -86,6 +89,13 @@ class MemoryPlan:
     @property
     def _queries(self) -> int:
         return self.depth + 1 if self.draft else 1
+
+    def _draft_weights(self) -> int:
+        if self.draft is None or self.draft_stores == "nothing":
+            return 0
+        if self.draft_stores == "layers":
+            return body_weights(self.draft) * self.element_bytes
+        return weights_bytes(self.draft, self.element_bytes)
 
     def _cache(self, shape: ModelShape) -> int:
         return shape.kv_bytes(self.capacity, self.element_bytes) * self.batch
@@ -137,7 +147,7 @@ def plan(
     selection: Selection | None = None,
     element_bytes: int = 2,
     sampled: bool = False,
-    own_draft_weights: bool = True,
+    draft_stores: DraftStores = "all",
     prefill_chunk: int = GPU_CHUNK,
     draft_budget: int | None = None,
 ) -> MemoryPlan:
@@ -156,7 +166,7 @@ def plan(
         selection,
         element_bytes,
         sampled,
-        own_draft_weights,
+        draft_stores,
         prefill_chunk,
         draft_budget,
     )

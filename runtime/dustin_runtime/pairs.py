@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,6 +19,30 @@ __all__ = ["ModelRecipe", "PairRecipe", "all_pairs", "complete_pair", "find_mode
 
 Recipe = TypeVar("Recipe", bound=BaseModel)
 
+_RECIPE = "recipe:"
+
+
+class StoredWeights(BaseModel):
+    """Weights that lie beside the recipes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: str
+    """Below the folder of recipes, with `/` between its parts."""
+    sha256: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
+    """Of every file that is read, `config.json` and all weights."""
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        parts = PurePosixPath(self.folder).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise ValueError(f"folder {self.folder!r} does not lie below the folder of recipes")
+        if wrong := [name for name in self.sha256 if PurePosixPath(name).name != name]:
+            raise ValueError(f"sha256: {wrong[0]!r} is not a file name")
+        if "config.json" not in self.sha256 or len(self.sha256) < 2:
+            raise ValueError("sha256 must name config.json and the weights")
+        return self
+
 
 class ModelRecipe(BaseModel):
     """What is known of a model before any of its files is read."""
@@ -26,16 +50,20 @@ class ModelRecipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     hub: str
-    """Hub id; `self:N` for a draft made of its target's first N layers."""
+    """Hub id; `self:N` for a draft of its target's first N layers; `recipe:NAME` for weights beside the recipes."""
     shape: ModelShape
     tokenizer_vocab: int | None = Field(default=None, ge=1)
     """Ids that the tokenizer knows; the rows of the embedding beyond them are padding."""
     notes: str = ""
     rope_options: dict[str, RopeScaling] = {}
     """Recommended RoPE scalings that the model's own config leaves off, by name."""
+    weights: StoredWeights | None = None
+    """Given for `recipe:NAME`, and only then."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.hub.startswith(_RECIPE) != (self.weights is not None):
+            raise ValueError(f"weights belong to a hub of {_RECIPE}NAME, and it needs them; hub is {self.hub}")
         if self.tokenizer_vocab is not None and self.tokenizer_vocab > self.shape.vocab:
             raise ValueError(f"tokenizer_vocab {self.tokenizer_vocab} exceeds the embedding's {self.shape.vocab} rows")
         return self
@@ -77,7 +105,7 @@ class PairRecipe(BaseModel):
 
     @property
     def draft_id(self) -> str:
-        """What to load the draft from: a hub id, or `self:N`."""
+        """What to load the draft from: a hub id, `self:N`, or `recipe:NAME`."""
         return self.draft.hub
 
 
@@ -118,12 +146,12 @@ def all_pairs() -> list[PairRecipe]:
 
 
 def find_model(hub_id: str) -> ModelRecipe | None:
-    """The recipe of the model with this hub id, if there is one.
+    """The recipe of the model with this hub id (or `recipe:NAME`), if there is one.
 
     Raises:
         ConfigError: the recipe is invalid.
     """
-    stem = hub_id.rpartition("/")[2].lower()
+    stem = _stem(hub_id)
     if stem not in {path.stem for path in (recipes_folder() / "models").glob("*.yaml")}:
         return None
     recipe = _model(stem)
@@ -154,9 +182,14 @@ def _pair(name: str) -> PairRecipe:
 def _model(stem: str) -> ModelRecipe:
     path = recipes_folder() / "models" / f"{stem}.yaml"
     recipe = _validated(ModelRecipe, _read_mapping(path), path)
-    if recipe.hub.rpartition("/")[2].lower() != stem:
+    if _stem(recipe.hub) != stem:
         raise ConfigError(f"{path}: hub: {recipe.hub} belongs in a file named for the last part of the id")
     return recipe
+
+
+def _stem(hub: str) -> str:
+    """The name of a model's file without .yaml."""
+    return hub.removeprefix(_RECIPE).rpartition("/")[2].lower()
 
 
 def _pair_file(name: str) -> Path:

@@ -75,8 +75,10 @@ def test_what_a_method_does_not_use_costs_nothing() -> None:
     assert vanilla["draft weights"] == vanilla["draft KV cache"] == vanilla["score scratch"] == 0
     assert vanilla["logits"] == 4 * TARGET.vocab * 2
     assert len(plan(TARGET, batch=4, capacity=1000).table()) == len(vanilla) - 3 + 1
-    layers = plan(TARGET, DRAFT, batch=4, capacity=1000, depth=4, own_draft_weights=False).parts
+    layers = plan(TARGET, DRAFT, batch=4, capacity=1000, depth=4, draft_stores="nothing").parts
     assert layers["draft weights"] == 0 < layers["draft KV cache"]
+    body = plan(TARGET, DRAFT, batch=4, capacity=1000, depth=4, draft_stores="layers").parts["draft weights"]
+    assert body == weights_bytes(DRAFT, 2) - 2 * DRAFT.vocab * DRAFT.hidden
     greedy, sampled = (plan(TARGET, batch=4, capacity=1000, sampled=sampled).total for sampled in (False, True))
     assert greedy < sampled
 

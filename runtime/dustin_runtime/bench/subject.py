@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from dustin_runtime.config import DustinConfig, LayerHeads, Selection
 from dustin_runtime.errors import MissingError, UsageError
+from dustin_runtime.memory_plan import DraftStores
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
@@ -32,7 +33,7 @@ class Subject:
     """A pair of models before it is loaded.
 
     Attributes:
-        own_draft_weights: False for a draft made of the target's first layers.
+        draft_stores: what of its weights the draft does not share with the target.
         tokenizer: None for noise, which reads no text.
         load: target and draft.
     """
@@ -40,7 +41,7 @@ class Subject:
     name: str
     target: ModelShape
     draft: ModelShape
-    own_draft_weights: bool
+    draft_stores: DraftStores
     selection: Selection
     depth: int
     shared_vocab: int
@@ -64,7 +65,7 @@ def noise(pair: str, served: DustinConfig | None, dtype: torch.dtype, device: st
         recipe.name,
         target,
         draft,
-        own_draft_weights=True,
+        draft_stores="all",
         selection=served.selection if served else spread(target, draft, recipe.budget),
         depth=served.depth if served else recipe.depth,
         shared_vocab=recipe.target.tokenizer_vocab or min(target.vocab, draft.vocab),
@@ -84,7 +85,7 @@ def real(pair: Pair, name: str, served: DustinConfig | None, depth: int, dtype: 
         name,
         pair.target_shape,
         pair.draft_shape,
-        own_draft_weights=pair.draft_source is not None,
+        draft_stores=pair.draft_stores,
         selection=served.selection if served else spread(pair.target_shape, pair.draft_shape, 512),
         depth=depth,
         shared_vocab=pair.shared_vocab,

