@@ -75,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument("--floor", type=float, default=0.05, help="last learning rate as a share of the highest")
     training.add_argument("--weight-decay", type=float, default=0.01)
     training.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
-    training.add_argument("--lengths", default="0:512,1024,2048;0.2:1024,4096,8192", help="SHARE:LENGTH,...;... of the steps")
+    training.add_argument(
+        "--lengths", default="0:512,1024,2048;0.2:1024,4096,8192", help="SHARE:LENGTH,...;... of the steps"
+    )
     training.add_argument("--loss", default="0:kl=1;0.5:kl=0.3,tv=1", help="SHARE:kl=WEIGHT,tv=WEIGHT;... of the steps")
     training.add_argument("--shares", default="books=0.5,code=0.12,docs=0.08,own=0.3", help="of the sources")
     training.add_argument("--seed", type=int, default=0)
