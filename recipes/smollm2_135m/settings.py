@@ -64,20 +64,22 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--data", type=Path, required=True, help="folder that prepare wrote")
     made.add_argument("--target", default="smollm2", help="folder, .gguf file or the embedded smollm2")
     model = made.add_argument_group("model")
-    model.add_argument("--layers", default="0,1,28,29", help="target layers that the draft's begin as")
+    model.add_argument("--layers", default="0,1,2,29", help="target layers that the draft's begin as")
     model.add_argument("--ffn", type=int, help="keep the strongest N channels of every layer's MLP; default: all")
     model.add_argument("--format", choices=FORMATS, default="int8", help="of the exported matrices")
     training = made.add_argument_group("training")
-    training.add_argument("--steps", type=int, default=2000, help="length of the schedule")
+    training.add_argument("--steps", type=int, default=2800, help="length of the schedule")
     training.add_argument("--tokens-per-step", type=int, default=65536)
-    training.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
+    training.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     training.add_argument("--warmup", type=int, default=100, help="steps")
     training.add_argument("--floor", type=float, default=0.05, help="last learning rate as a share of the highest")
     training.add_argument("--weight-decay", type=float, default=0.01)
     training.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
-    training.add_argument("--lengths", default="0:512,2048,8192", help="SHARE:LENGTH,...;... of the steps")
-    training.add_argument("--loss", default="0:kl=1", help="SHARE:kl=WEIGHT,tv=WEIGHT;... of the steps")
-    training.add_argument("--shares", default="books=0.55,code=0.15,docs=0.1,own=0.2", help="of the sources")
+    training.add_argument(
+        "--lengths", default="0:512,1024,2048;0.2:1024,4096,8192", help="SHARE:LENGTH,...;... of the steps"
+    )
+    training.add_argument("--loss", default="0:kl=1;0.5:kl=0.3,tv=1", help="SHARE:kl=WEIGHT,tv=WEIGHT;... of the steps")
+    training.add_argument("--shares", default="books=0.5,code=0.12,docs=0.08,own=0.3", help="of the sources")
     training.add_argument("--seed", type=int, default=0)
     machine = made.add_argument_group("machine")
     machine.add_argument("--device", default="auto")
@@ -117,7 +119,7 @@ def settings_of(arguments: argparse.Namespace, dtype: str) -> Settings:
     try:
         layers = tuple(int(part) for part in arguments.layers.split(","))
     except ValueError:
-        raise UsageError(f"--layers {arguments.layers}: give numbers such as 0,1,28,29") from None
+        raise UsageError(f"--layers {arguments.layers}: give numbers such as 0,1,2,29") from None
     for flag in ("steps", "micro_tokens", "chunk", "checkpoint_every", "evaluate_every", "log_every"):
         if getattr(arguments, flag) < 1:
             raise UsageError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be at least 1")
