@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import ValidationError
 
-from dustin_runtime.config import DustinConfig, LayerHeads, Selection
+from dustin_runtime.bench.workload import SINK, WINDOW, spread_heads
+from dustin_runtime.config import DustinConfig, Selection
 from dustin_runtime.errors import MissingError, UsageError
 from dustin_runtime.memory_plan import DraftStores
 from dustin_runtime.models.decoder import Decoder
@@ -96,19 +97,14 @@ def real(pair: Pair, name: str, served: DustinConfig | None, depth: int, dtype: 
 
 def spread(target: ModelShape, draft: ModelShape, budget: int) -> Selection:
     """Heads as a search might choose them, where no config says: four per layer, spread over the KV heads."""
-
-    def heads(shape: ModelShape) -> tuple[int, ...]:
-        count = min(4, shape.query_heads)
-        return tuple(index * shape.query_heads // count for index in range(count))
-
     layers = sorted({draft.layers * part // 4 for part in (1, 2, 3)})
     return Selection(
         budget=budget,
-        sink=4,
-        window=16,
-        m=(budget - 20) // 3,
-        history=LayerHeads(layer=target.layers // 2, heads=heads(target)),
-        lookahead=tuple(LayerHeads(layer=layer, heads=heads(draft)) for layer in layers),
+        sink=SINK,
+        window=WINDOW,
+        m=(budget - SINK - WINDOW) // 3,
+        history=spread_heads(target, target.layers // 2),
+        lookahead=tuple(spread_heads(draft, layer) for layer in layers),
     )
 
 

@@ -189,7 +189,7 @@ def _check(
             check_context(shape, capacity, f"--context {case.context} with {steps} steps")
         if device != "cpu":
             kind = POLICIES[case.method]
-            scored = kind.needs_selection and case.method.startswith("dustin")
+            scored = case.method.startswith("dustin")
             need = plan(
                 subject.target,
                 subject.draft if kind.drafts else None,
