@@ -164,20 +164,33 @@ def accept_sampled(
     return _joined(drafts, draw(rest, u_final).unsqueeze(1), accepted), accepted
 
 
-def accept_forced(drafts: Tensor, own: Tensor, rate: float, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Accept each draft with probability `rate` given those before it, whatever the models say: for timing only.
+def accept_forced(drafts: Tensor, own: Tensor, passes: Tensor) -> tuple[Tensor, Tensor]:
+    """Accept the drafts that it was decided to accept, whatever the models say: for timing only.
 
     Args:
         drafts: [B, depth] int64.
         own: [B, depth + 1] int64, the target's token at each position.
-        rate: in [0, 1], see `rate_for`.
-        u: [B, depth] in [0, 1).
+        passes: [B, depth] bool, see `forced_passes`.
 
     Returns:
         tokens, accepted: as of `accept_greedy`.
     """
-    accepted = leading(u < rate)
+    accepted = leading(passes)
     return _joined(drafts, own, accepted), accepted
+
+
+def forced_passes(rows: int, positions: int, rate: float, device: torch.device | str) -> Tensor:
+    """Whether a draft at a position is accepted, decided beforehand: a step is then as cheap as a greedy one.
+
+    Every row accepts at random, but at every position the share of rows that do is `rate` to within one row (stratified
+    sampling), so that short runs come close to the rate as well.
+
+    Returns:
+        [rows, positions] bool.
+    """
+    u = uniform(torch.arange(rows + 1, device=device).unsqueeze(1), torch.arange(positions, device=device), ACCEPT)
+    ranks = u[1:].argsort(dim=0).argsort(dim=0)
+    return ranks + u[0] < rate * rows
 
 
 def leading(passed: Tensor) -> Tensor:

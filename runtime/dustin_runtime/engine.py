@@ -161,10 +161,8 @@ class Engine:
 
     def step(self, state: State) -> tuple[StepResult, Tensor]:
         """Launch a step; returns its result and `StepResult.packed` of it, both on the device."""
-        if self._captured:
-            return self._captured(), self._captured.packed
-        result = self.stepper(state)
-        return result, result.packed()
+        result = self._captured() if self._captured else self.stepper(state)
+        return result, result.packed
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, shapes: Iterable[ModelShape]) -> None:
@@ -265,7 +263,7 @@ class _Run:
         stepper, prompt = self.stepper, self.sequences[index].prompt
         draw = self.draws[index] if self.draws else Draw()
         heads = stepper.history_heads
-        tap = QueryTap(dense_attention, heads.heads if heads else {})
+        tap = QueryTap(dense_attention, heads.layers if heads else ())
         chunk = chunk_for(stepper.target.device)
         hidden = prefill(stepper.target, state.target_cache.row(row), prompt, attend=tap, chunk=chunk)
         logits = stepper.target.logits(hidden)
@@ -282,7 +280,7 @@ class _Run:
         state.recent[row, 0] = prompt[-1]
         state.recent[row, 1] = first
         if heads and state.history_query is not None:
-            state.history_query[row] = heads.gather(tap.queries)[0, -1:]
+            state.history_query[row] = heads.gather_last([tap.queries])[0]
         state.active[row] = True
         if not self.engine.graph:  # the plain attention is shown no more of the cache than it needs
             state.extent = max(self._longest(), len(prompt))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from dustin_runtime.step import State, Stepper, StepResult
 
@@ -19,22 +18,21 @@ class StepGraph:
 
     Attributes:
         result: what the last replay did, in tensors that the next one overwrites.
-        packed: `StepResult.packed` of it.
     """
 
     def __init__(self, stepper: Stepper, state: State) -> None:
-        stream = torch.cuda.Stream(stepper.target.device)
+        # Its kernels go first where those that score beside the drafting want the same processors.
+        stream = torch.cuda.Stream(stepper.target.device, priority=-1)
         stream.wait_stream(torch.cuda.current_stream(stepper.target.device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
-                stepper(state).packed()
+                stepper(state)
         torch.cuda.current_stream(stepper.target.device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # The graph knows addresses alone: what it reads has to outlive it.
         self._read = (stepper, state, stepper.target.rope, stepper.draft.rope if stepper.draft else None)
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=stream):
             self.result: StepResult = stepper(state)
-            self.packed: Tensor = self.result.packed()
 
     def __call__(self) -> StepResult:
         """Advance the state by one step."""

@@ -17,12 +17,15 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.attention.tap import QueryTap
-from dustin_runtime.cache import KVCache, window_ring
+from dustin_runtime.attention.window import WindowAttention
+from dustin_runtime.cache import KVCache, Ring, window_ring
 from dustin_runtime.config import Selection
+from dustin_runtime.kernels import usable
 from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.policies import Policy
-from dustin_runtime.policies.streaming import STREAMING_SINK, first_and_last
+from dustin_runtime.policies.streaming import STREAMING_SINK
+from dustin_runtime.signals import StepSignals
 
 
 @dataclass
@@ -37,6 +40,7 @@ class State:
             processed). The draft's first pass always takes both, so that a fully accepted step needs no other shape.
         history_query: [rows, 1, heads, head_size] queries of the history heads at n - 1, saved by the pass before.
         active: [rows] bool; a row that is not stays as it is.
+        forced: [rows, capacity] bool, at which positions drafts are accepted whatever the models say; or None.
         sampling: how each row draws its tokens.
         extent: bound on max(lengths): how much of the cache the plain attention is shown. Kernels read lengths on the
             device, so a graph takes the whole capacity.
@@ -50,6 +54,7 @@ class State:
     history_query: Tensor | None
     active: Tensor
     sampling: Sampling
+    forced: Tensor | None
     extent: int
 
     @property
@@ -62,46 +67,24 @@ class StepResult:
     """What one step did.
 
     Attributes:
-        tokens: [rows, depth + 1] int64; the first `count` are emitted.
-        count: [rows] int64: accepted drafts plus the target's own token; 0 for inactive rows.
-        read: [rows] fp32, prefix tokens that each KV head read, mean over layers and heads.
-        finite: [rows] bool, whether the row's logits were.
+        packed: [rows, depth + 4] fp64, so that one copy brings all to the host: depth + 1 tokens, of which the first
+            `count` are emitted; `count`, accepted drafts plus the target's own token, 0 for inactive rows; prefix
+            tokens that each KV head read, mean over layers and heads; 1 if the row's logits are finite.
         logits: [rows, depth + 1, shared vocabulary].
     """
 
-    tokens: Tensor
-    count: Tensor
-    read: Tensor
-    finite: Tensor
+    packed: Tensor
     logits: Tensor
 
-    def packed(self) -> Tensor:
-        """[rows, depth + 4] fp64: tokens, count, read, finite, so that one copy brings all to the host."""
-        columns = (self.count, self.read, self.finite)
-        return torch.cat((self.tokens.double(), *(x.double().unsqueeze(1) for x in columns)), dim=1)
+    @property
+    def tokens(self) -> Tensor:
+        """[rows, depth + 1] int64."""
+        return self.packed[:, :-3].long()
 
-
-@dataclass
-class StepSignals:
-    """Scores of one step, from saved queries and the caches (implements `policies.Signals`)."""
-
-    stepper: Stepper
-    state: State
-    lengths: Tensor
-    lookahead_queries: Tensor | None = None
-
-    def history(self) -> Tensor:
-        heads, query = self.stepper.history_heads, self.state.history_query
-        assert heads is not None and query is not None
-        position = (self.lengths - 1).unsqueeze(1)
-        return heads.scores(query, self.state.target_cache.keys, position, self.state.extent)
-
-    def lookahead(self) -> Tensor:
-        heads, queries, cache = self.stepper.lookahead_heads, self.lookahead_queries, self.state.draft_cache
-        assert heads is not None and queries is not None and cache is not None
-        position = self.lengths.unsqueeze(1) + torch.arange(queries.shape[1], device=self.lengths.device)
-        keys = cache.keys if cache.scored is None else cache.scored
-        return heads.scores(queries, keys, position, self.state.extent)
+    @property
+    def count(self) -> Tensor:
+        """[rows] int64."""
+        return self.packed[:, -3].long()
 
 
 class Stepper:
@@ -144,12 +127,16 @@ class Stepper:
         self.forced_rate = forced_rate
         self.history_heads: ScoredHeads | None = None
         self.lookahead_heads: ScoredHeads | None = None
+        self.lookahead_layers: dict[int, ScoredHeads] = {}
+        self._beside = torch.cuda.Stream(target.device) if selection and target.device.type == "cuda" else None
         if selection and policy.uses_history:
-            self.history_heads = ScoredHeads([selection.history], target.shape.group, target.device)
+            shape = target.shape
+            self.history_heads = ScoredHeads([selection.history], shape.query_heads, shape.group, target.device)
         if selection and policy.uses_lookahead and self.draft:
-            self.lookahead_heads = ScoredHeads(
-                selection.lookahead, self.draft.shape.group, target.device, stacked=draft_budget is not None
-            )
+            shape, chosen = self.draft.shape, selection.lookahead
+            kept_apart = None if draft_budget is None else range(len(chosen))  # see `KVCache.scored`
+            self.lookahead_heads = ScoredHeads(chosen, shape.query_heads, shape.group, target.device, kept_apart)
+            self.lookahead_layers = self.lookahead_heads.by_layer()
 
     def state(self, rows: int, capacity: int) -> State:
         """Buffers for `rows` sequences of up to `capacity` positions, drafts of a step included; no row is active.
@@ -172,6 +159,9 @@ class Stepper:
             else None,
             active=torch.zeros(rows, dtype=torch.bool, device=device),
             sampling=Sampling.allocate(rows, device),
+            forced=None
+            if self.forced_rate is None
+            else acceptance.forced_passes(rows, capacity, self.forced_rate, device),
             extent=capacity - self.depth - 1,
         )  # fmt: skip
 
@@ -179,63 +169,54 @@ class Stepper:
         if self.draft is None or self.draft_budget is None:
             return self.draft.cache(rows, capacity) if self.draft else None, None
         ring = window_ring(self.draft_budget, self.depth, STREAMING_SINK)
-        scored = [entry.layer for entry in self.lookahead_heads.chosen] if self.lookahead_heads else []
+        scored = self.lookahead_heads.layers if self.lookahead_heads else []
         return self.draft.windowed_cache(rows, capacity, ring, scored), self.draft.cache(1, capacity)
 
     def __call__(self, state: State) -> StepResult:
         """Advance every active row by 1 to depth + 1 tokens; updates `state` in place."""
-        signals = StepSignals(self, state, state.lengths)
+        signals = StepSignals(self, state, self._beside)
+        signals.begin_history()
         drafts, draft_probabilities = self.draft_tokens(state, signals)
+        signals.join()
         kept = self.policy.select(signals)
         verify: Attention = dense_attention if kept is None else SparseAttention(kept)
-        tap = QueryTap(verify, self.history_heads.heads if self.history_heads else {})
+        tap = QueryTap(verify, self.history_heads.layers if self.history_heads else ())
         ids = torch.cat((state.recent[:, 1:], drafts), dim=1)
         hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, state.extent + self.depth + 1)
         logits = self.target.logits(hidden)
         tokens, finite = ops.argmax_finite(logits, self.shared_vocab)
         logits = logits[..., : self.shared_vocab]
         tokens, accepted = self._accept(state, logits, tokens, drafts, draft_probabilities)
-        count = torch.where(state.active, accepted + 1, 0)
-        read = state.lengths.float() if kept is None else (kept >= 0).float().sum(dim=3).mean(dim=(0, 2))
-        self._advance(state, tap, ids, tokens, accepted)
-        return StepResult(tokens, count, read, finite.all(dim=1), logits)
+        queries = self.history_heads.gather(tap.queries) if self.history_heads else None
+        packed = _advance(state, ids, tokens, accepted, finite, _tokens_read(state, kept), queries)
+        return StepResult(packed, logits)
 
     def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, Tensor | None]:
         """Propose `depth` tokens: [rows, depth], and what they were drawn from if that was not the arg-max.
 
-        Saves the lookahead queries of the `depth` passes.
+        `signals` learns the queries of the `depth` passes.
         """
         if self.draft is None:
             return state.recent[:, :0], None
         assert state.draft_cache is not None
-        scored = self.lookahead_heads
-        queries: list[Tensor] = []
         drafts: list[Tensor] = []
         distributions: list[Tensor] = []
-        ids, start = state.recent, state.lengths - 1
-        attentions = self._draft_attentions(state)
+        ids = state.recent
+        # Computed here, since between two kernels of ours any other operation would keep the second waiting.
+        starts = [state.lengths - 1, *(state.lengths + turn for turn in range(1, self.depth + 1))]
+        attend = self._draft_attention(state.draft_cache.ring)
         for turn in range(self.depth):
-            tap = QueryTap(attentions[turn], scored.heads if scored else {})
-            hidden = self.draft.forward(ids, start, state.draft_cache, tap, state.extent + turn + 1)
-            if scored:
-                queries.append(scored.gather(tap.queries)[:, -1:])
+            tap = signals.tap(attend, last=turn == self.depth - 1)
+            hidden = self.draft.forward(ids, starts[turn], state.draft_cache, tap, state.extent + turn + 1)
             logits = self.draft.logits(hidden[:, -1:])
-            start = state.lengths + turn + 1
-            ids = self._propose(state, logits, start, turn, distributions)
+            ids = self._propose(state, logits, starts[turn + 1], turn, distributions)
             drafts.append(ids)
-        signals.lookahead_queries = torch.cat(queries, dim=1) if queries else None
         return torch.cat(drafts, dim=1), torch.cat(distributions, dim=1) if distributions else None
 
-    def _draft_attentions(self, state: State) -> list[Attention]:
-        """What the draft attends with, by turn."""
+    def _draft_attention(self, ring: Ring) -> Attention:
         if self.draft_budget is None:
-            return [dense_attention] * self.depth
-        turns = torch.arange(self.depth, device=state.lengths.device).unsqueeze(1)
-        starts = state.lengths + torch.where(turns > 0, turns, -1)  # [depth, rows]
-        lists = first_and_last(starts.view(-1), self.draft_budget, STREAMING_SINK)
-        assert state.draft_cache is not None
-        ring = state.draft_cache.ring
-        return [SparseAttention(kept[None, :, None], ring) for kept in lists.view(self.depth, state.rows, -1)]
+            return dense_attention
+        return WindowAttention(self.draft_budget, STREAMING_SINK, ring)
 
     def _propose(
         self, state: State, logits: Tensor, position: Tensor, turn: int, distributions: list[Tensor]
@@ -257,14 +238,13 @@ class Stepper:
         self, state: State, logits: Tensor, best: Tensor, drafts: Tensor, draft_probabilities: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Tokens [rows, depth + 1] and how many of the drafts are accepted [rows]."""
-        turns = torch.arange(self.depth, device=drafts.device)
-        position = state.lengths.unsqueeze(1) + 1 + turns  # of the drafts
-        seed = state.sampling.seed.unsqueeze(1)
-        if self.forced_rate is not None:
-            u = acceptance.uniform(seed, position, acceptance.ACCEPT)
-            return acceptance.accept_forced(drafts, best, self.forced_rate, u)
-        if not self.sampled:
+        if not self.sampled and state.forced is None:
             return acceptance.accept_greedy(best, drafts)
+        turns = torch.arange(self.depth, device=drafts.device)
+        position = state.lengths.unsqueeze(1) + (1 + turns)  # of the drafts
+        if state.forced is not None:
+            return acceptance.accept_forced(drafts, best, state.forced.gather(1, position))
+        seed = state.sampling.seed.unsqueeze(1)
         # Other turns draw other numbers at a position that a rejection brings back: with sparse verification the
         # target's distribution depends on drafts that were discarded.
         u = acceptance.uniform(seed, position, acceptance.ACCEPT + acceptance.STREAMS * turns)
@@ -273,14 +253,60 @@ class Stepper:
         proposed = wanted[:, :0] if draft_probabilities is None else draft_probabilities
         return acceptance.accept_sampled(wanted, proposed, drafts, u, final)
 
-    def _advance(self, state: State, tap: QueryTap, ids: Tensor, tokens: Tensor, accepted: Tensor) -> None:
-        """Roll forward by what was accepted. Rejected tokens are left behind by length alone."""
-        pick = accepted.unsqueeze(1)
-        recent = torch.cat((ids.gather(1, pick), tokens.gather(1, pick)), dim=1)
-        state.recent.copy_(torch.where(state.active.unsqueeze(1), recent, state.recent))
-        if state.history_query is not None:
-            assert self.history_heads is not None
-            queries = self.history_heads.gather(tap.queries)
-            query = queries.gather(1, accepted[:, None, None, None].expand_as(queries[:, :1]))
-            state.history_query.copy_(torch.where(state.active[:, None, None, None], query, state.history_query))
-        state.lengths.copy_(torch.where(state.active, state.lengths + accepted + 1, state.lengths))
+
+def _tokens_read(state: State, kept: Tensor | None) -> Tensor:
+    """[rows] fp32, prefix tokens that each KV head read, mean over layers and heads."""
+    if kept is None:
+        return state.lengths.float()
+    read = (kept >= 0).sum(dim=(0, 2, 3), dtype=torch.float32)
+    lists = kept.shape[0] * kept.shape[2]
+    return read / lists if lists > 1 else read
+
+
+def _advance(
+    state: State, ids: Tensor, tokens: Tensor, accepted: Tensor, finite: Tensor, read: Tensor, queries: Tensor | None
+) -> Tensor:
+    """`advance_reference`, or the kernel beside it."""
+    fields = (state.active, state.lengths, state.recent, state.history_query)
+    if usable(read):
+        from dustin_runtime.kernels.advance import advance
+
+        return advance(ids, tokens, accepted, finite, read, queries, *fields)
+    return advance_reference(ids, tokens, accepted, finite, read, queries, *fields)
+
+
+def advance_reference(
+    ids: Tensor,
+    tokens: Tensor,
+    accepted: Tensor,
+    finite: Tensor,
+    read: Tensor,
+    queries: Tensor | None,
+    active: Tensor,
+    lengths: Tensor,
+    recent: Tensor,
+    history_query: Tensor | None,
+) -> Tensor:
+    """Roll the state of active rows forward, in place, by what was accepted. Rejected drafts are left behind by length.
+
+    Args:
+        ids: [rows, depth + 1] int64, the pending token and the drafts; tokens: the same, what is emitted.
+        accepted: [rows] int64; finite: [rows, depth + 1] bool; read: [rows] fp32.
+        queries: [rows, depth + 1, heads, head_size] of the history heads at the tokens of `ids`, or None.
+        active, lengths, recent, history_query: as of `State`.
+
+    Returns:
+        `StepResult.packed`.
+    """
+    count = torch.where(active, accepted + 1, 0)
+    columns = (count, read, finite.all(dim=1))
+    packed = torch.cat((tokens.double(), *(x.double().unsqueeze(1) for x in columns)), dim=1)
+    pick = accepted.unsqueeze(1)
+    last = torch.cat((ids.gather(1, pick), tokens.gather(1, pick)), dim=1)
+    recent.copy_(torch.where(active.unsqueeze(1), last, recent))
+    if history_query is not None:
+        assert queries is not None
+        query = queries.gather(1, accepted[:, None, None, None].expand_as(queries[:, :1]))
+        history_query.copy_(torch.where(active[:, None, None, None], query, history_query))
+    lengths.add_(count)
+    return packed

@@ -19,6 +19,7 @@ from dustin_runtime.acceptance import (
     accept_greedy,
     accept_sampled,
     draw,
+    forced_passes,
     probabilities,
     rate_for,
     uniform,
@@ -306,7 +307,7 @@ def everything(
     drafts = draw(q, uniform(seed[:, None], position, DRAFT))
     u, u_final = uniform(seed[:, None], position, ACCEPT), uniform(seed, start, FINAL)
     own = accept_greedy(logits.argmax(-1), drafts)
-    sampled, forced = accept_sampled(p, q, drafts, u, u_final), accept_forced(drafts, own[0], 0.7, u)
+    sampled, forced = accept_sampled(p, q, drafts, u, u_final), accept_forced(drafts, own[0], u < 0.7)
     return [plain, p, drafts, *own, *sampled, *forced]
 
 
@@ -374,18 +375,22 @@ def test_a_cuda_graph_replays_with_new_values() -> None:
 def test_forced_acceptance_emits_tau_tokens_on_average(tau: float, depth: int) -> None:
     rate = rate_for(tau, depth)
     assert 0 <= rate <= 1
-    u = uniform(torch.arange(ROWS)[:, None], torch.arange(depth), ACCEPT)
+    passes = forced_passes(ROWS, depth, rate, "cpu")
     drafts, own = torch.arange(depth).expand(ROWS, -1), torch.arange(100, 101 + depth).expand(ROWS, -1)
-    tokens, accepted = accept_forced(drafts, own, rate, u)
+    tokens, accepted = accept_forced(drafts, own, passes)
     mean = accepted.double().mean().item() + 1
     assert mean == tau if tau in (1, depth + 1) else abs(mean / tau - 1) < 0.01
     column = torch.arange(depth + 1)
     assert torch.equal(tokens, torch.where(column < accepted[:, None], column, own))
 
 
-def test_one_token_a_step_accepts_nothing() -> None:
-    _, accepted = accept_forced(torch.zeros(1, 2).long(), torch.ones(1, 3).long(), rate_for(1.0, 2), torch.zeros(1, 2))
-    assert accepted.item() == 0
+@pytest.mark.parametrize(("rate", "passing"), [(0.0, {0}), (1.0, {16}), (0.61, {9, 10})])
+def test_at_every_position_as_many_rows_accept_as_the_rate_says(rate: float, passing: set[int]) -> None:
+    passes = forced_passes(16, 2000, rate, "cpu")
+    assert set(passes.sum(dim=0).tolist()) == passing
+    assert (passes.double().mean(dim=1) - rate).abs().max() < 0.05  # no row is favoured
+    together = (passes[:, 1:] & passes[:, :-1]).double().mean().item()
+    assert abs(together - rate**2) < 0.01  # nor does one position tell the next
 
 
 @pytest.mark.parametrize(("tau", "depth"), [(0.99, 4), (5.01, 4), (1.5, 0), (math.nan, 4)])

@@ -146,13 +146,14 @@ def test_attention_rows_are_the_weights_transformers_computes(tmp_path: Path) ->
     ids = torch.randint(0, 96, (1, 90), generator=torch.Generator().manual_seed(2))
     expected = expected_model(ids, output_attentions=True).attentions
     heads = [5, 0, 3]
-    tap = QueryTap(dense_attention, dict.fromkeys(range(3), heads))
+    tap = QueryTap(dense_attention, range(3))
     cache = model.cache(1, 100)
     model.forward(ids, torch.zeros(1, dtype=torch.long), cache, tap)
     position = torch.tensor([[10, 89]])
     for layer in range(3):
         rows = torch.zeros(1, 2, 3, 100)
-        for entries, part in attention_rows(tap.queries[layer][:, position[0]], cache.keys[layer], heads, 3, position):
+        q = tap.queries[layer][:, position[0]][:, :, heads]
+        for entries, part in attention_rows(q, cache.keys[layer], heads, 3, position):
             rows[:, :, entries] = part
         want = expected[layer][0][heads][:, position[0]].transpose(0, 1)
         torch.testing.assert_close(rows[0, :, :, :90], want, rtol=1e-4, atol=1e-5)

@@ -238,7 +238,7 @@ def test_a_windowed_draft_cache_keeps_all_that_is_read(target: Decoder, budget: 
         stepper = Stepper(target, target.first_layers(3), policy, policy.selection, 3, 37, draft_budget=budget)
         if keeps_all:
             stepper._draft_caches = lambda rows, capacity: (target.first_layers(3).cache(rows, capacity), None)
-            stepper.lookahead_heads = ScoredHeads(policy.selection.lookahead, SHAPE.group, "cpu")
+            stepper.lookahead_heads = ScoredHeads(policy.selection.lookahead, SHAPE.query_heads, SHAPE.group, "cpu")
         engine = Engine(stepper, rows=2)
         generations, statistics = engine.generate(PROMPTS, 60)
         found.append(([g.tokens for g in generations], statistics.accepted_at))

@@ -16,7 +16,7 @@ import pytest
 from commands import Outcome, dustin_run
 from tiny_pair import TinyPair
 
-import dustin_runtime.step
+import dustin_runtime.attention.window
 from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
 from dustin_runtime.engine import Engine
 from dustin_runtime.loading import open_pair
@@ -160,14 +160,14 @@ class DraftReads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: set[int] = set()
-        first_and_last = dustin_runtime.step.first_and_last
+        first_and_last = dustin_runtime.attention.window.first_and_last
 
         def see(lengths: Any, budget: int, sink: int) -> Any:
             kept = first_and_last(lengths, budget, sink)
             self.sizes.add(kept.shape[-1])
             return kept
 
-        monkeypatch.setattr(dustin_runtime.step, "first_and_last", see)
+        monkeypatch.setattr(dustin_runtime.attention.window, "first_and_last", see)
 
     def __call__(self) -> set[int]:
         found, self.sizes = self.sizes, set()

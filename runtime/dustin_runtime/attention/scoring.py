@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.config import LayerHeads
-from dustin_runtime.kernels import usable
+from dustin_runtime.kernels import processors, usable
 
 
 class ScoredHeads:
@@ -22,24 +22,36 @@ class ScoredHeads:
 
     Args:
         chosen: layers and their query heads.
+        query_heads: of a layer of the model.
         group: query heads per KV head of the model.
-        stacked: whether the keys that `scores` is given are of these layers alone, in this order, not of all.
+        key_layers: where the chosen layers lie in the keys that `scores` is given; by default these are of all layers.
 
     Attributes:
-        heads: by layer, int64 indices on the device.
+        layers: the chosen layers of the model.
+        heads: [entries] int64, where the entries' query heads lie in the chosen layers' heads one after the other.
         groups: [groups, 2] int32, the (layer, KV head) pairs that are read; members: [groups, most] int32, the entries
             that read each, -1 padded.
     """
 
     def __init__(
-        self, chosen: Sequence[LayerHeads], group: int, device: torch.device | str, *, stacked: bool = False
+        self,
+        chosen: Sequence[LayerHeads],
+        query_heads: int,
+        group: int,
+        device: torch.device | str,
+        key_layers: Sequence[int] | None = None,
     ) -> None:
         self.chosen = tuple(chosen)
         self.group = group
-        self.layers = [index if stacked else entry.layer for index, entry in enumerate(chosen)]
-        self.heads = {entry.layer: torch.tensor(entry.heads, device=device) for entry in chosen}
+        self.query_heads = query_heads
+        self.layers = [entry.layer for entry in chosen]
+        places = [index * query_heads + head for index, entry in enumerate(chosen) for head in entry.heads]
+        self.heads = torch.tensor(places, device=device)
+        self._key_layers = list(self.layers if key_layers is None else key_layers)
         readers: dict[tuple[int, int], list[int]] = {}
-        numbered = ((layer, head) for layer, entry in zip(self.layers, chosen, strict=True) for head in entry.heads)
+        numbered = (
+            (layer, head) for layer, entry in zip(self._key_layers, chosen, strict=True) for head in entry.heads
+        )
         for index, (layer, head) in enumerate(numbered):
             readers.setdefault((layer, head // group), []).append(index)
         most = 1 << (max(map(len, readers.values())) - 1).bit_length()
@@ -50,11 +62,32 @@ class ScoredHeads:
     def __len__(self) -> int:
         return sum(len(entry.heads) for entry in self.chosen)
 
-    def gather(self, queries: Mapping[int, Tensor]) -> Tensor:
-        """Queries saved by layer [batch, queries, heads, head_size] as one [batch, queries, entries, head_size]."""
-        return torch.cat([queries[entry.layer] for entry in self.chosen], dim=2)
+    def by_layer(self) -> dict[int, ScoredHeads]:
+        """The same heads, layer by layer."""
+        return {
+            entry.layer: ScoredHeads([entry], self.query_heads, self.group, self.heads.device, [place])
+            for entry, place in zip(self.chosen, self._key_layers, strict=True)
+        }
 
-    def scores(self, q: Tensor, keys: Tensor, position: Tensor, columns: int) -> Tensor:
+    def gather(self, queries: Mapping[int, Tensor]) -> Tensor:
+        """The queries of all entries, [batch, tokens, entries, head_size].
+
+        Args:
+            queries: saved by layer, [batch, tokens, query_heads, head_size].
+        """
+        return self._chosen([queries[layer] for layer in self.layers])
+
+    def gather_last(self, passes: Sequence[Mapping[int, Tensor]]) -> Tensor:
+        """The same of the last token of several passes: [batch, passes, entries, head_size]."""
+        saved = [queries[layer][:, -1:] for queries in passes for layer in self.layers]
+        return self._chosen(saved, len(passes))
+
+    def _chosen(self, saved: Sequence[Tensor], passes: int = 1) -> Tensor:
+        together = saved[0] if len(saved) == 1 else torch.cat(list(saved), dim=2)
+        batch, tokens, _, head_size = together.shape
+        return together.reshape(batch, tokens * passes, -1, head_size).index_select(2, self.heads)
+
+    def scores(self, q: Tensor, keys: Tensor, position: Tensor, columns: int, share: float | None = None) -> Tensor:
         """Importance of every position: softmax rows, summed over heads, layers and queries (Eq. 5).
 
         Args:
@@ -62,6 +95,7 @@ class ScoredHeads:
             keys: [layers, batch, capacity, kv_heads, head_size] keys after RoPE, of all layers or see `stacked`.
             position: [batch, queries] int64, ascending, where each query stands; its row covers [0, position].
             columns: positions that are wanted, the capacity at most. What lies beyond is not renormalised away.
+            share: of the GPU's processors that are used, roughly; by default all, several times over.
 
         Returns:
             [batch, columns] fp32.
@@ -69,14 +103,15 @@ class ScoredHeads:
         if usable(q, heads_of=q.shape[3]):
             from dustin_runtime.kernels.scoring import attention_scores as kernel
 
-            return kernel(q, keys, self.groups, self.members, position, columns)
+            programs = None if share is None else int(share * processors(q.device))
+            return kernel(q, keys, self.groups, self.members, position, columns, programs)
         return self.reference(q, keys[:, :, : columns + q.shape[1]], position)[:, :columns]
 
     def reference(self, q: Tensor, keys: Tensor, position: Tensor) -> Tensor:
         """`scores` in plain torch, of all positions that `keys` has."""
         total = torch.zeros(keys.shape[1:3], dtype=torch.float32, device=keys.device)
         begin = 0
-        for layer, entry in zip(self.layers, self.chosen, strict=True):
+        for layer, entry in zip(self._key_layers, self.chosen, strict=True):
             end = begin + len(entry.heads)
             total += attention_scores(q[:, :, begin:end], keys[layer], entry.heads, self.group, position)
             begin = end

@@ -1,8 +1,8 @@
-"""Keeping the queries of chosen heads while a forward pass runs."""
+"""Keeping the queries of chosen layers while a forward pass runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -14,20 +14,22 @@ class QueryTap:
 
     Args:
         inner: the attention that computes the output.
-        heads: which query heads to save, by layer: indices as a list or as a tensor on the queries' device (a list is
-            copied there, which a CUDA graph cannot hold).
+        layers: whose queries are kept. Choosing heads is left for later (`ScoredHeads.gather`): nothing is copied here.
+        saved: called with a layer once its queries are kept.
 
     Attributes:
-        queries: by layer, [batch, tokens, heads, head_size] of the last forward pass, after RoPE.
+        queries: by layer, [batch, tokens, query_heads, head_size] of the last forward pass, after RoPE.
     """
 
-    def __init__(self, inner: Attention, heads: Mapping[int, Sequence[int] | Tensor]) -> None:
+    def __init__(self, inner: Attention, layers: Iterable[int], saved: Callable[[int], None] | None = None) -> None:
         self.inner = inner
-        self.heads = heads
+        self.saved = saved
+        self.layers = frozenset(layers)
         self.queries: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
-        if layer in self.heads:
-            chosen = self.heads[layer]
-            self.queries[layer] = q.index_select(2, chosen) if isinstance(chosen, Tensor) else q[:, :, list(chosen)]
+        if layer in self.layers:
+            self.queries[layer] = q
+            if self.saved:
+                self.saved(layer)
         return self.inner(layer, q, k, v, start)

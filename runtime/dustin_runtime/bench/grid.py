@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
-from dustin_runtime.step import State, Stepper, StepSignals
+from dustin_runtime.signals import StepSignals
+from dustin_runtime.step import State, Stepper
 
 WARM_UP = 3
 """Steps before the clock starts."""
@@ -208,7 +209,7 @@ class _Fixed:
 def _components(stepper: Stepper, state: State, repeats: int) -> dict[str, float]:
     """Milliseconds of each part of a step, run alone on the same state."""
     device, policy = state.lengths.device, stepper.policy
-    signals = StepSignals(stepper, state, state.lengths)
+    signals = StepSignals(stepper, state)
     found: dict[str, float] = {}
 
     def timed(name: str, work: Callable[[], object]) -> None:
@@ -216,9 +217,7 @@ def _components(stepper: Stepper, state: State, repeats: int) -> dict[str, float
 
     if stepper.draft:
         stepper.draft_tokens(state, signals)
-        queries = signals.lookahead_queries
-        timed("draft", lambda: stepper.draft_tokens(state, replace(signals)))
-        signals.lookahead_queries = queries
+        timed("draft", lambda: stepper.draft_tokens(state, StepSignals(stepper, state)))
     history = signals.history() if policy.uses_history else None
     lookahead = signals.lookahead() if policy.uses_lookahead else None
 

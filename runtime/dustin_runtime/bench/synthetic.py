@@ -55,8 +55,8 @@ class Synthetic:
 
         chosen = [spread_selection(target, draft, sizes.budget, index) for index in range(scorings)]
         self.selection = chosen[0]
-        self.history = [ScoredHeads([one.history], target.group, device) for one in chosen]
-        self.lookahead = [ScoredHeads(one.lookahead, draft.group, device) for one in chosen]
+        self.history = [ScoredHeads([one.history], target.query_heads, target.group, device) for one in chosen]
+        self.lookahead = [ScoredHeads(one.lookahead, draft.query_heads, draft.group, device) for one in chosen]
         self.history_q = self.queries(1, len(self.history[0]), sizes.head_size, dtype)
         self.lookahead_q = self.queries(sizes.depth, len(self.lookahead[0]), draft.head_size, dtype)
         self.history_at = self.start.unsqueeze(1) - 1

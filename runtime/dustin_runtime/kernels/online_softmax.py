@@ -82,17 +82,23 @@ def finish(
         arrived = tl.atomic_add(counters + group, 1, sem="acq_rel")
         if arrived == active - 1:
             best = tl.full([ROWS], float("-inf"), tl.float32)
-            for other in range(active):
-                at = (slot + other * stride) * ROWS
-                best = tl.maximum(best, tl.load(tops + at + row, cache_modifier=".cg"))
             merged = tl.zeros([ROWS, D], tl.float32)
             weight = tl.zeros([ROWS], tl.float32)
-            for other in range(active):
-                at = (slot + other * stride) * ROWS
-                part = tl.exp2((tl.load(tops + at + row, cache_modifier=".cg") - best) * scale)
-                weight += part * tl.load(totals + at + row, cache_modifier=".cg")
-                merged += part[:, None] * tl.load(
-                    partials + at * D + tile, mask=out_seen, other=0.0, cache_modifier=".cg"
-                )
+            together: tl.constexpr = 4 if ROWS * D <= 2048 else 2
+            for begin in range(0, active, together):
+                # Unrolled, so that the loads of some parts are under way together: each takes most of a microsecond.
+                for ahead in tl.static_range(together):
+                    there = begin + ahead < active
+                    at = (slot + tl.minimum(begin + ahead, active - 1) * stride) * ROWS
+                    high = tl.load(tops + at + row, cache_modifier=".cg")
+                    mass = tl.load(totals + at + row, cache_modifier=".cg")
+                    rest = tl.load(partials + at * D + tile, mask=out_seen, other=0.0, cache_modifier=".cg")
+                    high = tl.where(there, high, float("-inf"))
+                    higher = tl.maximum(best, high)
+                    base = tl.where(higher == float("-inf"), 0.0, higher)
+                    shrink, part = tl.exp2((best - base) * scale), tl.exp2((high - base) * scale)
+                    weight = weight * shrink + part * mass
+                    merged = merged * shrink[:, None] + part[:, None] * rest
+                    best = higher
             tl.store(out + out_offset, (merged / weight[:, None]).to(out.dtype.element_ty), mask=out_seen)
             tl.store(counters + group, 0)

@@ -78,50 +78,50 @@ def _rope_append(
     qkv, q_norm, k_norm, cos, sin, start, out, k_cache, v_cache, more_keys,
     k_batch, k_token, k_head, v_batch, v_token, v_head, m_batch, m_token, m_head,
     tokens, query_heads, kv_heads, sink, ring, eps,
-    HALF: tl.constexpr, NORM: tl.constexpr, MORE: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, MORE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program: one head (query, key or value) of one token."""
+    """One program: HEADS heads (queries, then keys, then values) of one token."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    head = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) % tokens
-    sequence = tl.program_id(1) // tokens
+    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    line = tl.program_id(1).to(tl.int64)  # of all tokens
+    sequence = line // tokens
     heads = query_heads + 2 * kv_heads
-    position = tl.load(start + sequence) + token
+    position = tl.load(start + sequence) + line % tokens
     slot = tl.where(position < sink, position, sink + (position - sink) % ring)
-    half = tl.arange(0, HALF)
-    line = qkv + (tl.program_id(1).to(tl.int64) * heads + head) * 2 * HALF
-    first = tl.load(line + half)
-    second = tl.load(line + HALF + half)
-    if head < query_heads + kv_heads:
-        if NORM:
-            a, b = first.to(tl.float32), second.to(tl.float32)
-            scale = 1 / tl.sqrt_rn((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / (2 * HALF) + eps)
-            gain = q_norm if head < query_heads else k_norm
-            first = (a * scale).to(first.dtype) * tl.load(gain + half)
-            second = (b * scale).to(second.dtype) * tl.load(gain + HALF + half)
-        c = tl.load(cos + position * HALF + half)
-        s = tl.load(sin + position * HALF + half)
-        a, b = first.to(tl.float32), second.to(tl.float32)
-        turned_first = (a * c - b * s).to(first.dtype)
-        turned_second = (b * c + a * s).to(second.dtype)
-        if head < query_heads:
-            place = out + (tl.program_id(1).to(tl.int64) * query_heads + head) * 2 * HALF
-        else:
-            place = k_cache + sequence.to(tl.int64) * k_batch + slot * k_token + (head - query_heads) * k_head
-            if MORE:
-                more = more_keys + sequence.to(tl.int64) * m_batch + position * m_token
-                more += (head - query_heads) * m_head
-                tl.store(more + half, turned_first)
-                tl.store(more + HALF + half, turned_second)
-        tl.store(place + half, turned_first)
-        tl.store(place + HALF + half, turned_second)
-    else:
-        place = v_cache + sequence.to(tl.int64) * v_batch + slot * v_token
-        place += (head - query_heads - kv_heads) * v_head
-        tl.store(place + half, first)
-        tl.store(place + HALF + half, second)
+    half = tl.arange(0, HALF)[None, :]
+    inside = (head < heads)[:, None] & (half < HALF)
+    query = (head < query_heads)[:, None] & inside
+    key = (head < query_heads + kv_heads)[:, None] & inside & ~query
+    value = inside & ~query & ~key
+    place = qkv + (line * heads + head)[:, None] * 2 * HALF + half
+    first = tl.load(place, mask=inside, other=0.0)
+    second = tl.load(place + HALF, mask=inside, other=0.0)
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    if NORM:
+        scale = 1 / tl.sqrt_rn((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
+        a = (a * scale).to(first.dtype) * tl.where(query, tl.load(q_norm + half), tl.load(k_norm + half))
+        b = (b * scale).to(first.dtype) * tl.where(query, tl.load(q_norm + HALF + half), tl.load(k_norm + HALF + half))
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    c = tl.load(cos + position * HALF + half)
+    s = tl.load(sin + position * HALF + half)
+    turned_first = (a * c - b * s).to(first.dtype)
+    turned_second = (b * c + a * s).to(first.dtype)
+    to_query = out + (line * query_heads + head)[:, None] * 2 * HALF + half
+    tl.store(to_query, turned_first, mask=query)
+    tl.store(to_query + HALF, turned_second, mask=query)
+    kv_head = head.to(tl.int64)[:, None] - query_heads
+    to_key = k_cache + sequence * k_batch + slot * k_token + kv_head * k_head + half
+    tl.store(to_key, turned_first, mask=key)
+    tl.store(to_key + HALF, turned_second, mask=key)
+    if MORE:
+        to_more = more_keys + sequence * m_batch + position * m_token + kv_head * m_head + half
+        tl.store(to_more, turned_first, mask=key)
+        tl.store(to_more + HALF, turned_second, mask=key)
+    to_value = v_cache + sequence * v_batch + slot * v_token + (kv_head - kv_heads) * v_head + half
+    tl.store(to_value, first, mask=value)
+    tl.store(to_value + HALF, second, mask=value)
 
 
 def rope_append(
@@ -144,10 +144,13 @@ def rope_append(
     q = torch.empty(batch, tokens, query_heads, head_size, dtype=qkv.dtype, device=qkv.device)
     norm = q_norm is not None
     more = k_cache if more_keys is None else more_keys
-    _rope_append[(query_heads + 2 * kv_heads, batch * tokens)](
+    heads = query_heads + 2 * kv_heads
+    together = min(16, next_power_of_2(heads))
+    _rope_append[(ceil_div(heads, together), batch * tokens)](
         qkv, q_norm if norm else qkv, k_norm if norm else qkv, cos, sin, start, q, k_cache, v_cache, more,
         *k_cache.stride()[:3], *v_cache.stride()[:3], *more.stride()[:3],
         tokens, query_heads, kv_heads, ring.sink, ring.size, eps,
-        HALF=head_size // 2, NORM=norm, MORE=more_keys is not None, num_warps=1, **dependent_launch(q.device),
+        HEADS=together, HALF=head_size // 2, NORM=norm, MORE=more_keys is not None,
+        num_warps=max(1, together * head_size // 256), **dependent_launch(q.device),
     )  # fmt: skip
     return q

@@ -99,7 +99,13 @@ def _sum_rows(
 
 
 def attention_scores(
-    q: Tensor, keys: Tensor, groups: Tensor, members: Tensor, position: Tensor, columns: int | None = None
+    q: Tensor,
+    keys: Tensor,
+    groups: Tensor,
+    members: Tensor,
+    position: Tensor,
+    columns: int | None = None,
+    programs: int | None = None,
 ) -> Tensor:
     """Rows of softmax attention, summed over heads and queries (arXiv 2606.24957, Eq. 5).
 
@@ -110,6 +116,7 @@ def attention_scores(
         members: [groups, most] int32, which entries ask a group, -1 padded.
         position: [batch, queries] int64, ascending. A row covers the positions [0, position].
         columns: width of the result; the capacity if not given.
+        programs: about how many read the keys at a time; by default as many as use the whole GPU.
 
     Returns:
         [batch, columns] fp32, zero beyond a sequence's last query.
@@ -122,22 +129,25 @@ def attention_scores(
     wide = 64 if rows > 64 or q.itemsize > 2 else 128 if head_size >= 128 else 256
     count = len(groups)
     # Several waves of programs, each with several tiles to stream.
-    share = next_power_of_2(ceil_div(capacity * batch * count, 4 * processors(q.device)))
-    share = max(2 * wide, min(share, 4096))
+    share = next_power_of_2(ceil_div(capacity * batch * count, programs or 4 * processors(q.device)))
+    share = max(2 * wide, share if programs else min(share, 4096))
     chunks = ceil_div(capacity, share)
+    at_once = max(1, min(batch, programs // (count * chunks))) if programs else batch
     lines = entries * queries
-    logits = torch.empty(batch * lines * capacity, dtype=torch.float32, device=q.device)
-    scratch = torch.empty(2 * batch * count * chunks * rows, dtype=torch.float32, device=q.device)
-    tops, totals = scratch.chunk(2)
-    normalisers = torch.empty(batch * lines, dtype=torch.float32, device=q.device)
+    logits = torch.empty(batch, lines * capacity, dtype=torch.float32, device=q.device)
+    tops, totals = torch.empty(2, batch, count * chunks * rows, dtype=torch.float32, device=q.device)
+    normalisers = torch.empty(batch, lines, dtype=torch.float32, device=q.device)
     out = torch.empty(batch, columns, dtype=torch.float32, device=q.device)
-    _logits[(chunks, count, batch)](
-        q, keys, groups, members, position, logits, tops, totals, normalisers, counters(q.device, batch * count),
-        *q.stride()[:3], *keys.stride()[:4],
-        entries, capacity, head_size**-0.5 * math.log2(math.e),
-        QUERIES=queries, MEMBERS=most, ROWS=rows, D=head_size, KEYS=wide, SHARE=share, CHUNKS=chunks,
-        SLOTS=next_power_of_2(chunks), num_warps=4, num_stages=2,
-    )  # fmt: skip
+    for begin in range(0, batch, at_once):
+        part = slice(begin, begin + at_once)
+        _logits[(chunks, count, len(position[part]))](
+            q[part], keys[:, part], groups, members, position[part], logits[part], tops[part], totals[part],
+            normalisers[part], counters(q.device, batch * count, "scores"),
+            *q.stride()[:3], *keys.stride()[:4],
+            entries, capacity, head_size**-0.5 * math.log2(math.e),
+            QUERIES=queries, MEMBERS=most, ROWS=rows, D=head_size, KEYS=wide, SHARE=share, CHUNKS=chunks,
+            SLOTS=next_power_of_2(chunks), num_warps=4, num_stages=2,
+        )  # fmt: skip
     _sum_rows[(ceil_div(columns, 512), batch)](
         logits, normalisers, position, out, lines, capacity, columns, QUERIES=queries, KEYS=512, num_warps=4
     )

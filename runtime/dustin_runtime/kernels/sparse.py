@@ -1,6 +1,7 @@
 """Attention of a few new tokens over listed positions of the cache: gathered, split, merged, in one launch.
 
-Reference: `dustin_runtime.attention.sparse.sparse_reference`.
+References: `dustin_runtime.attention.sparse.sparse_reference`, and `attention.window.window_reference` for the list
+that needs not be written down: the first positions and the last.
 """
 
 from __future__ import annotations
@@ -19,20 +20,35 @@ from dustin_runtime.kernels.online_softmax import attend_tile, finish, packed_qu
 from dustin_runtime.kernels.workspace import counters
 
 
+@triton.jit
+def _slots(position, sink, ring):
+    """Where positions lie, see `cache.Ring`."""
+    return tl.where(position < sink, position, sink + (position - sink) % ring)
+
+
+@triton.jit
+def _window_slots(place, first_kept, skipped, sink, ring):
+    """Slots of the first positions and the last, by their place in the list that is not written down."""
+    return _slots(tl.where(place < first_kept, place, place + skipped), sink, ring)
+
+
 @triton.jit(
-    do_not_specialize=["tokens", "kv_heads", "group", "splits", "share", "budget", "sink", "ring"]
+    do_not_specialize=["tokens", "kv_heads", "group", "splits", "share", "budget", "first_kept", "sink", "ring"]
 )  # one binary serves all
 def _sparse(
     q, k, v, start, kept, out, partials, tops, totals, counter,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, kept_batch, kept_head,
-    tokens, scale, kv_heads, group, splits, share, budget, sink, ring,
+    tokens, scale, kv_heads, group, splits, share, budget, first_kept, sink, ring,
     ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, LIST: tl.constexpr, NEW: tl.constexpr,
-    PDL: tl.constexpr,
+    WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one sequence, ROWS of its queries, a share of the list; the last has the new tokens.
 
-    The list is read before the wait for the kernel that wrote the queries (programmatic dependent launch), and stays
-    in registers: keys and values are then the only loads of the loop, and several tiles of them are under way.
+    What older kernels wrote is read before the wait for the kernel that wrote the queries (programmatic dependent
+    launch): the list, which stays in registers, so that keys and values are the only loads of the loop and several
+    tiles of them are under way; and keys and values themselves, where a share is one tile.
+
+    WINDOW: there is no list; the first `first_kept` and the last `budget - first_kept` positions are attended to.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -42,46 +58,65 @@ def _sparse(
     head = tl.program_id(2) % kv_heads
     group_id = tl.program_id(2) * tl.num_programs(0) + row_tile
 
+    k += sequence.to(tl.int64) * k_batch + head.to(tl.int64) * k_head
+    v += sequence.to(tl.int64) * v_batch + head.to(tl.int64) * v_head
+    column = tl.arange(0, D)
+    first = tl.load(start + sequence).to(tl.int32)
     entry = tl.arange(0, LIST)
-    kept += sequence * kept_batch + head * kept_head + split * share
-    chosen = tl.load(kept + entry, mask=(entry < share) & (split * share + entry < budget), other=-1).to(tl.int32)
-    count = tl.sum((chosen >= 0).to(tl.int32), 0)
-    chosen = tl.where(chosen < sink, chosen, sink + (chosen - sink) % ring)  # slots
+    skipped = 0
+    if WINDOW:
+        skipped = tl.maximum(first - budget, 0)  # positions between the first and the last
+        count = tl.maximum(tl.minimum(tl.minimum(first, budget) - split * share, share), 0)
+        chosen = _window_slots(split * share + entry, first_kept, skipped, sink, ring)
+    else:
+        listed = kept + sequence * kept_batch + head * kept_head + split * share + entry
+        chosen = tl.load(listed, mask=(entry < share) & (split * share + entry < budget), other=-1).to(tl.int32)
+        count = tl.sum((chosen >= 0).to(tl.int32), 0)
+        chosen = _slots(chosen, sink, ring)
+    if LIST == KEYS:
+        within = entry < count
+        keys = tl.load(k + chosen[:, None] * k_token + column[None, :], mask=within[:, None], other=0.0)
+        values = tl.load(v + chosen[:, None] * v_token + column[None, :], mask=within[:, None], other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
     queries, token, there, place_out = packed_queries(
         q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS, D
     )
-    column = tl.arange(0, D)
-
-    k += sequence.to(tl.int64) * k_batch + head.to(tl.int64) * k_head
-    v += sequence.to(tl.int64) * v_batch + head.to(tl.int64) * v_head
-    first = tl.load(start + sequence)
     new = tl.arange(0, NEW)
     has_new = split == splits - 1
     new_there = (new < tl.where(has_new, tokens, 0))[:, None]
-    new_slot = tl.where(first + new < sink, first + new, sink + (first + new - sink) % ring)
+    new_slot = _slots(first + new, sink, ring)
     new_keys = tl.load(k + new_slot[:, None] * k_token + column[None, :], mask=new_there, other=0.0)
     new_values = tl.load(v + new_slot[:, None] * v_token + column[None, :], mask=new_there, other=0.0)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
-    full = count // KEYS * KEYS
-    for at in tl.range(0, full, KEYS):
-        # Tiles are fetched ahead, so this also runs beyond the end, where its loads do not.
-        position = tl.gather(chosen, tl.minimum(at + tl.arange(0, KEYS), LIST - 1), 0)
-        keys = tl.load(k + position[:, None] * k_token + column[None, :])
-        values = tl.load(v + position[:, None] * v_token + column[None, :])
-        top, total, acc = attend_tile(queries, keys, values, None, scale, top, total, acc, MASKED=False)
-    if full < count:
-        place = full + tl.arange(0, KEYS)
-        position = tl.gather(chosen, tl.minimum(place, LIST - 1), 0)
-        within = place < count
-        keys = tl.load(k + position[:, None] * k_token + column[None, :], mask=within[:, None], other=0.0)
-        values = tl.load(v + position[:, None] * v_token + column[None, :], mask=within[:, None], other=0.0)
+    if LIST == KEYS:
         top, total, acc = attend_tile(queries, keys, values, within[None, :], scale, top, total, acc, MASKED=True)
+    else:
+        full = count // KEYS * KEYS
+        for at in tl.range(0, full, KEYS):
+            # Tiles are fetched ahead, so this also runs beyond the end, where its loads do not.
+            turn = tl.minimum(at + tl.arange(0, KEYS), LIST - 1)
+            if WINDOW:
+                slot = _window_slots(split * share + turn, first_kept, skipped, sink, ring)
+            else:
+                slot = tl.gather(chosen, turn, 0)
+            keys = tl.load(k + slot[:, None] * k_token + column[None, :])
+            values = tl.load(v + slot[:, None] * v_token + column[None, :])
+            top, total, acc = attend_tile(queries, keys, values, None, scale, top, total, acc, MASKED=False)
+        if full < count:
+            within = full + tl.arange(0, KEYS) < count
+            turn = tl.minimum(full + tl.arange(0, KEYS), LIST - 1)
+            if WINDOW:
+                slot = _window_slots(split * share + turn, first_kept, skipped, sink, ring)
+            else:
+                slot = tl.gather(chosen, turn, 0)
+            keys = tl.load(k + slot[:, None] * k_token + column[None, :], mask=within[:, None], other=0.0)
+            values = tl.load(v + slot[:, None] * v_token + column[None, :], mask=within[:, None], other=0.0)
+            top, total, acc = attend_tile(queries, keys, values, within[None, :], scale, top, total, acc, MASKED=True)
     if has_new:
         seen = new[None, :] <= token[:, None]
         top, total, acc = attend_tile(queries, new_keys, new_values, seen, scale, top, total, acc, MASKED=True)
@@ -109,11 +144,19 @@ class Tiling(NamedTuple):
 def tiling(
     batch: int, kv_heads: int, rows: int, head_size: int, element_bytes: int, budget: int, processors: int
 ) -> Tiling:
-    """Choose by the shape alone: only long lists are split, since a merge costs as much as a few hundred keys."""
+    """Choose by the shape alone.
+
+    A list is split until the processors are busy, where tiles are small. The merge of large ones costs as much as a few
+    hundred keys.
+    """
     tile = row_tile(rows)
     groups = batch * kv_heads * ceil_div(rows, tile)
     keys = 64 if head_size >= 128 else 128
-    splits = max(1, min(processors // groups, budget // 512), ceil_div(budget, MOST_LISTED))
+    most = (
+        min(2 * processors // groups, ceil_div(budget, 64)) if tile == 16 else min(processors // groups, budget // 512)
+    )
+    splits = max(1, most, ceil_div(budget, MOST_LISTED))
+    keys = min(keys, max(16, next_power_of_2(ceil_div(budget, splits))))
     return Tiling(tile, keys, splits, 4, 2 if element_bytes > 2 or tile > 64 else 3)
 
 
@@ -121,8 +164,37 @@ def sparse_attention(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor, cut: Tiling | None = None, ring: Ring = WHOLE
 ) -> Tensor:
     """Attend; shapes as in `attention.sparse.sparse_reference`."""
+    lists = kept.expand(len(q), k.shape[2], -1)  # one list for all heads has stride 0
+    return _launch(q, k, v, start, lists, lists.shape[2], None, cut, ring)
+
+
+def window_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    budget: int,
+    sink: int,
+    cut: Tiling | None = None,
+    ring: Ring = WHOLE,
+) -> Tensor:
+    """Attend; arguments as of `attention.window.window_reference`."""
+    return _launch(q, k, v, start, None, budget, min(sink, budget - 1), cut, ring)
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    lists: Tensor | None,
+    budget: int,
+    first_kept: int | None,
+    cut: Tiling | None,
+    ring: Ring,
+) -> Tensor:
     batch, tokens, query_heads, head_size = q.shape
-    kv_heads, budget = k.shape[2], kept.shape[2]
+    kv_heads = k.shape[2]
     group = query_heads // kv_heads
     if cut is None:
         cut = tiling(batch, kv_heads, tokens * group, head_size, q.itemsize, budget, processors(q.device))
@@ -133,12 +205,12 @@ def sparse_attention(
     scratch = torch.empty(slots * cut.rows * (head_size + 2), dtype=torch.float32, device=q.device)
     partials, tops, totals = scratch.split([slots * cut.rows * x for x in (head_size, 1, 1)])
     share = ceil_div(ceil_div(budget, cut.splits), cut.keys) * cut.keys
-    lists = kept.expand(batch, kv_heads, budget)  # one list for all heads has stride 0
     _sparse[(tiles, cut.splits, batch * kv_heads)](
-        q, k, v, start, lists, out, partials, tops, totals, counters(q.device, groups),
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *lists.stride()[:2],
-        tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, cut.splits, share, budget, *ring,
+        q, k, v, start, start if lists is None else lists, out, partials, tops, totals, counters(q.device, groups),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        *((0, 0) if lists is None else lists.stride()[:2]),
+        tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, cut.splits, share, budget, first_kept or 0, *ring,
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, LIST=next_power_of_2(share), NEW=max(16, next_power_of_2(tokens)),
-        num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
+        WINDOW=lists is None, num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
     return out

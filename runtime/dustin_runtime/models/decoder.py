@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dustin_runtime.cache import KVCache, Ring
@@ -119,10 +118,10 @@ class Decoder:
         if extent is None:
             extent = int(start.max()) + tokens
         eps, rope = shape.norm_eps, self.rope
-        x = F.embedding(ids, self.weights.embedding)
-        change: Tensor | None = None  # what the block before adds to x
-        for index, layer in enumerate(self.weights.layers):
-            x, normed = ops.add_rms_norm(x, change, layer.attention_norm, eps)
+        x = ops.embed(ids, self.weights.embedding)
+        layers = self.weights.layers
+        normed: ops.Normed = ops.add_rms_norm(x, None, layers[0].attention_norm, eps)[1]
+        for index, layer in enumerate(layers):
             qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(batch, tokens, -1, shape.head_size)
             keys, values = cache.keys[index], cache.values[index]
             q = ops.rope_append(
@@ -139,12 +138,12 @@ class Decoder:
                 cache.ring,
                 cache.scored_keys(index),
             )
-            attended = attend(index, q, keys[:, :extent], values[:, :extent], start)
-            x, normed = ops.add_rms_norm(
-                x, ops.linear(attended.reshape(batch, tokens, -1), layer.output), layer.mlp_norm, eps
-            )
-            change = ops.linear(ops.gated_linear(normed, layer.gate_up), layer.down)
-        return ops.add_rms_norm(x, change, self.weights.norm, eps)[1]
+            attended = attend(index, q, keys[:, :extent], values[:, :extent], start).reshape(batch, tokens, -1)
+            x, normed = ops.add_linear_norm(x, attended, layer.output, layer.mlp_norm, eps)
+            inner = ops.gated_linear(normed, layer.gate_up)
+            if index + 1 < len(layers):
+                x, normed = ops.add_linear_norm(x, inner, layer.down, layers[index + 1].attention_norm, eps)
+        return ops.add_rms_norm(x, ops.linear(inner, layers[-1].down), self.weights.norm, eps)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., hidden] to [..., vocab] (rows beyond the tokenizer's ids are padding)."""

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import usable
+
+
+class Unscaled(NamedTuple):
+    """What RMSNorm makes of x, short of the division by its root mean square, which the product after it makes up for.
+
+    Attributes:
+        gained: [..., width], x times the norm's gain.
+        squares: [parts, rows] fp32, sums of x's squares over parts of a row.
+    """
+
+    gained: Tensor
+    squares: Tensor
+    eps: float
+
+
+Normed = Tensor | Unscaled
+"""A normalised input of `linear` or `gated_linear`."""
+
+
+def embed(ids: Tensor, table: Tensor) -> Tensor:
+    """Rows of a table [vocab, width]: [..., width]."""
+    # Flat indices: of few rows in more dimensions torch makes a slow selection.
+    return table[ids.reshape(-1)].view(*ids.shape, table.shape[1])
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -37,8 +62,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), (x.shape[-1],), eps=eps).to(x.dtype) * weight
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., inputs], contiguous, times weight [outputs, inputs], plus bias [outputs]."""
+    if isinstance(x, Unscaled):
+        from dustin_runtime.kernels.linear import linear as kernel
+
+        return kernel(x.gained, weight, bias, squares=x.squares, eps=x.eps)
     if _few_rows(x, weight, gated=False):
         from dustin_runtime.kernels.linear import linear as kernel
 
@@ -46,8 +75,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def gated_linear(x: Tensor, weight: Tensor) -> Tensor:
+def gated_linear(x: Normed, weight: Tensor) -> Tensor:
     """SwiGLU (arXiv 2002.05202): weight [2 ffn, inputs] holds the gate, which silu is applied to, then its factor."""
+    if isinstance(x, Unscaled):
+        from dustin_runtime.kernels.linear import linear as kernel
+
+        return kernel(x.gained, weight, gated=True, squares=x.squares, eps=x.eps)
     if _few_rows(x, weight, gated=True):
         from dustin_runtime.kernels.linear import linear as kernel
 
@@ -59,6 +92,25 @@ def gated_linear(x: Tensor, weight: Tensor) -> Tensor:
         return silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def add_linear_norm(residual: Tensor, x: Tensor, weight: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Normed]:
+    """Product, residual addition, RMSNorm: what ends a block of a decoder layer and begins the next.
+
+    Args:
+        residual: [..., outputs], contiguous; x: [..., inputs], contiguous; weight: [outputs, inputs]; gain: [outputs].
+
+    Returns:
+        residual + x weight^T, and its norm times gain.
+    """
+    # fp16 could overflow before the division, and fp32 is there to be exact.
+    if usable(x) and x.dtype == torch.bfloat16:
+        from dustin_runtime.kernels.linear import add_linear, joined
+
+        if joined(x.numel() // x.shape[-1], len(weight)):
+            total, gained, squares = add_linear(residual, x, weight, gain)
+            return total, Unscaled(gained, squares, eps)
+    return add_rms_norm(residual, linear(x, weight), gain, eps)
 
 
 def _few_rows(x: Tensor, weight: Tensor, gated: bool) -> bool:

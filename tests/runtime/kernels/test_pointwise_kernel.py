@@ -109,3 +109,60 @@ def test_linear(
         want = F.silu(gate) * up
     assert cases.error(found, want) < cases.tolerance(dtype)
     assert torch.equal(linear(x, weight, bias, gated=gated), found)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES[1:])
+@pytest.mark.parametrize("rows", [1, 16, 33, 64])
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 200), (130, 1500)])
+def test_a_product_and_the_norm_after_it(
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """The division that `add_linear` leaves out is made up for by the next product."""
+    from dustin_runtime.kernels.linear import Tiling, add_linear, linear
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=generator.device).to(dtype)
+
+    x, residual, gain = random(rows, inputs), random(rows, outputs), random(outputs).abs()
+    weight, after, bias = random(outputs, inputs) * inputs**-0.5, random(2 * 48, outputs) * outputs**-0.5, random(96)
+    want, normed = ops.add_rms_norm_reference(residual, F.linear(x, weight), gain, 1e-5)
+    total, gained, squares = add_linear(residual, x, weight, gain)
+    assert cases.error(total, want) < cases.tolerance(dtype)
+    found = linear(gained, after, bias, squares=squares, eps=1e-5)
+    assert cases.error(found, F.linear(normed.double(), after.double(), bias.double())) < 2 * cases.tolerance(dtype)
+    gate, up = F.linear(normed.double(), after.double()).chunk(2, dim=-1)
+    found = linear(gained, after, gated=True, squares=squares, eps=1e-5)
+    assert cases.error(found, F.silu(gate) * up) < 3 * cases.tolerance(dtype)
+    assert all(map(torch.equal, add_linear(residual, x, weight, gain), (total, gained, squares)))
+    for cut in (Tiling(16, 64, 4, 4, 3), Tiling(32, 64, 1, 4, 2)):
+        other = add_linear(residual, x, weight, gain, cut)
+        assert cases.error(other[0], want) < cases.tolerance(dtype)
+        assert cases.error(other[2].sum(dim=0), want.float().square().sum(dim=1)) < cases.tolerance(dtype)
+
+
+@pytest.mark.parametrize("size", [0, 64])
+def test_advance(size: int, generator: torch.Generator) -> None:
+    from dustin_runtime.kernels.advance import advance
+    from dustin_runtime.step import advance_reference
+
+    device, rows, depth = generator.device, 9, 4
+
+    def numbers(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, high, shape, generator=generator, device=device)
+
+    ids, tokens, accepted = (
+        numbers(150_000, rows, depth + 1),
+        numbers(150_000, rows, depth + 1),
+        numbers(depth + 1, rows),
+    )
+    finite, read = numbers(5, rows, depth + 1) > 0, numbers(600, rows).float() / 7
+    queries = torch.randn(rows, depth + 1, 3, size, generator=generator, device=device).half() if size else None
+    states = []
+    for function in (advance, advance_reference):
+        active = torch.arange(rows, device=device) % 3 > 0
+        lengths, recent = torch.arange(rows, device=device) + 5, torch.zeros(rows, 2, dtype=torch.int64, device=device)
+        history = torch.zeros(rows, 1, 3, size, device=device).half() if size else None
+        packed = function(ids, tokens, accepted, finite, read, queries, active, lengths, recent, history)
+        states.append((packed, active, lengths, recent, history))
+    for found, want in zip(*states, strict=True):
+        assert (found is None and want is None) or torch.equal(found, want)

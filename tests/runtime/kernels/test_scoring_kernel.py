@@ -27,7 +27,8 @@ def test_equals_the_reference(
 ) -> None:
     from dustin_runtime.kernels.scoring import attention_scores
 
-    heads = ScoredHeads([LayerHeads(layer=layer, heads=chosen) for layer, chosen in entries], group, generator.device)
+    chosen = [LayerHeads(layer=layer, heads=heads) for layer, heads in entries]
+    heads = ScoredHeads(chosen, group * cases.KV_HEADS, group, generator.device)
     caches = [cases.cache(cases.LENGTHS, queries, size, dtype, generator)[0] for _ in range(LAYERS)]
     keys = torch.stack([cache.transpose(1, 2) for cache in caches]).transpose(2, 3)
     q = cases.queries(len(cases.LENGTHS), queries, len(heads), size, dtype, generator)[:, :, : len(heads)]

@@ -65,9 +65,9 @@ def test_an_empty_list_leaves_the_new_tokens(generator: torch.Generator) -> None
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_positions_that_take_turns_in_a_ring(tokens: int, generator: torch.Generator) -> None:
     """First and last tokens out of a small ring are those of a cache that keeps all."""
+    from dustin_runtime.attention.window import first_and_last, window_reference
     from dustin_runtime.cache import Ring
-    from dustin_runtime.kernels.sparse import sparse_attention
-    from dustin_runtime.policies.streaming import first_and_last
+    from dustin_runtime.kernels.sparse import Tiling, sparse_attention, window_attention
 
     ring = Ring(4, 30)
     k, v = (x.nan_to_num() for x in cases.cache(cases.LENGTHS, tokens, 64, torch.float32, generator))
@@ -82,5 +82,10 @@ def test_positions_that_take_turns_in_a_ring(tokens: int, generator: torch.Gener
                 ours[row, slot] = whole[row, position]
     want = sparse_reference(q.double(), k.double(), v.double(), start, kept)
     assert cases.error(sparse_attention(q, *small, start, kept, ring=ring), want) < cases.tolerance(torch.float32)
+    for cut in (None, Tiling(16, 16, 2, 1, 2)):
+        found = window_attention(q, *small, start, 24, 4, cut, ring)
+        assert cases.error(found, want) < cases.tolerance(torch.float32)
+    assert cases.error(window_attention(q, k, v, start, 24, 4), want) < cases.tolerance(torch.float32)
     small = [x.nan_to_num().double() for x in small]
+    assert cases.error(window_reference(q.double(), *small, start, 24, 4, ring), want) < 1e-12
     assert cases.error(sparse_reference(q.double(), *small, start, kept, ring), want) < 1e-12

@@ -1,0 +1,97 @@
+"""The scores of a step. On a GPU they are computed beside the drafting, which leaves most of the bandwidth unused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.attention.tap import QueryTap
+from dustin_runtime.models.decoder import Attention
+
+if TYPE_CHECKING:
+    from dustin_runtime.step import State, Stepper
+
+HISTORY_SHARE, LOOKAHEAD_SHARE = 0.25, 1.0
+"""Of the processors: history has the whole drafting to be scored in, and drafting is slowed down by what reads much at
+the same time. Of lookahead the last layer's queries come late."""
+
+
+class StepSignals:
+    """Scores of one step, from saved queries and the caches (implements `policies.Signals`).
+
+    Args:
+        beside: the stream on which they are computed as soon as their queries exist: `begin_history` before the
+            drafting, lookahead layer by layer during the last draft pass. None computes them when they are asked for.
+    """
+
+    def __init__(self, stepper: Stepper, state: State, beside: torch.cuda.Stream | None = None) -> None:
+        self.stepper = stepper
+        self.state = state
+        self.lengths = state.lengths
+        self._beside = beside
+        self._begun = False
+        self._history: Tensor | None = None
+        self._lookahead: Tensor | None = None
+        self._passes: list[Mapping[int, Tensor]] = []
+        """Queries of the draft's passes, kept alive until `join`."""
+
+    def begin_history(self) -> None:
+        """Score history on the other stream."""
+        if self._beside is not None and self.stepper.history_heads is not None:
+            self._fork()
+            with torch.cuda.stream(self._beside):
+                self._history = self._history_scores(HISTORY_SHARE)
+
+    def tap(self, attend: Attention, last: bool) -> QueryTap:
+        """An attention for a pass of the draft that saves the queries which are scored; `last` of the step."""
+        heads = self.stepper.lookahead_heads
+        begin = self._begin_lookahead if last and self._beside is not None else None
+        tap = QueryTap(attend, heads.layers if heads else (), begin)
+        self._passes.append(tap.queries)
+        return tap
+
+    def join(self) -> None:
+        """Wait for what was begun."""
+        if self._beside is not None and self._begun:
+            torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
+
+    def history(self) -> Tensor:
+        return self._history_scores() if self._history is None else self._history
+
+    def lookahead(self) -> Tensor:
+        if self._lookahead is not None:
+            return self._lookahead
+        heads = self.stepper.lookahead_heads
+        assert heads is not None
+        return heads.scores(heads.gather_last(self._passes), *self._draft_keys())
+
+    def _history_scores(self, share: float | None = None) -> Tensor:
+        heads, query = self.stepper.history_heads, self.state.history_query
+        assert heads is not None and query is not None
+        position = (self.lengths - 1).unsqueeze(1)
+        return heads.scores(query, self.state.target_cache.keys, position, self.state.extent, share)
+
+    def _begin_lookahead(self, layer: int) -> None:
+        """Score a layer whose last query has come, and add it to those before."""
+        assert self._beside is not None
+        heads = self.stepper.lookahead_layers[layer]
+        self._fork()
+        with torch.cuda.stream(self._beside):
+            found = heads.scores(heads.gather_last(self._passes), *self._draft_keys(), LOOKAHEAD_SHARE)
+            self._lookahead = found if self._lookahead is None else self._lookahead.add_(found)
+
+    def _fork(self) -> None:
+        assert self._beside is not None
+        self._begun = True
+        self._beside.wait_stream(torch.cuda.current_stream(self._beside.device))
+
+    def _draft_keys(self) -> tuple[Tensor, Tensor, int]:
+        """Keys, positions of the passes' last queries, and how many columns are wanted."""
+        cache = self.state.draft_cache
+        assert cache is not None
+        turns = torch.arange(len(self._passes), device=self.lengths.device)
+        keys = cache.keys if cache.scored is None else cache.scored
+        return keys, self.lengths.unsqueeze(1) + turns, self.state.extent
