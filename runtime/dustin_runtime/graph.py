@@ -21,8 +21,8 @@ class StepGraph:
     """
 
     def __init__(self, stepper: Stepper, state: State) -> None:
-        # Its kernels go first where those that score beside the drafting want the same processors.
-        stream = torch.cuda.Stream(stepper.target.device, priority=-1)
+        # Where some kernels score beside the drafting, those of the drafting go first.
+        stream = torch.cuda.Stream(stepper.target.device, priority=-1 if stepper.beside else 0)
         stream.wait_stream(torch.cuda.current_stream(stepper.target.device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):

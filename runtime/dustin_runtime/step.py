@@ -128,7 +128,8 @@ class Stepper:
         self.history_heads: ScoredHeads | None = None
         self.lookahead_heads: ScoredHeads | None = None
         self.lookahead_layers: dict[int, ScoredHeads] = {}
-        self._beside = torch.cuda.Stream(target.device) if selection and target.device.type == "cuda" else None
+        self.beside = torch.cuda.Stream(target.device) if selection and target.device.type == "cuda" else None
+        """Where scores are computed while the draft runs."""
         if selection and policy.uses_history:
             shape = target.shape
             self.history_heads = ScoredHeads([selection.history], shape.query_heads, shape.group, target.device)
@@ -174,7 +175,7 @@ class Stepper:
 
     def __call__(self, state: State) -> StepResult:
         """Advance every active row by 1 to depth + 1 tokens; updates `state` in place."""
-        signals = StepSignals(self, state, self._beside)
+        signals = StepSignals(self, state, self.beside)
         signals.begin_history()
         drafts, draft_probabilities = self.draft_tokens(state, signals)
         signals.join()

@@ -25,32 +25,34 @@ def _argmax(
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(1)
     split = tl.program_id(0)
-    top = tl.full([], float("-inf"), tl.float32)
-    at = tl.full([], 0, tl.int32)
-    good = tl.full([], 1, tl.int32)
+    # Column by column of a block, so that threads have to agree only once, at the end.
+    tops = tl.full([BLOCK], float("-inf"), tl.float32)
+    places = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
+    goods = tl.full([BLOCK], 1, tl.int32)
     for begin in range(split * SHARE, split * SHARE + SHARE, BLOCK):
         column = begin + tl.arange(0, BLOCK)
         inside = column < vocab
         value = tl.load(logits + row.to(tl.int64) * stride + column, mask=inside, other=0.0).to(tl.float32)
-        good = tl.minimum(good, tl.min((tl.abs(value) < float("inf")).to(tl.int32), 0))
+        goods = tl.minimum(goods, (tl.abs(value) < float("inf")).to(tl.int32))
         value = tl.where(inside & (value == value), value, float("-inf"))
-        highest = tl.max(value, 0)
-        place = tl.min(tl.where((value == highest) & inside, column, 0x7FFFFFFF), 0)
-        at = tl.where(highest > top, place, at)
-        top = tl.maximum(top, highest)
+        places = tl.where(value > tops, column, places)
+        tops = tl.maximum(tops, value)
+    top = tl.max(tops, 0)
+    # All may be -inf: the first column then.
+    places = tl.where(places == 0x7FFFFFFF, split * SHARE + tl.arange(0, BLOCK), places)
     tl.store(best_value + row * SPLITS + split, top)
-    tl.store(best_id + row * SPLITS + split, at)
-    tl.store(sound + row * SPLITS + split, good)
+    tl.store(best_id + row * SPLITS + split, tl.min(tl.where(tops == top, places, 0x7FFFFFFF), 0))
+    tl.store(sound + row * SPLITS + split, tl.min(goods, 0))
     tl.debug_barrier()
     arrived = tl.atomic_add(counter + row, 1, sem="acq_rel")
     if arrived == SPLITS - 1:
         slot = tl.arange(0, SLOTS)
         there = slot < SPLITS
         values = tl.load(best_value + row * SPLITS + slot, mask=there, other=float("-inf"), cache_modifier=".cg")
-        places = tl.load(best_id + row * SPLITS + slot, mask=there, other=0x7FFFFFFF, cache_modifier=".cg")
-        goods = tl.load(sound + row * SPLITS + slot, mask=there, other=1, cache_modifier=".cg")
-        tl.store(ids + row, tl.min(tl.where(values == tl.max(values, 0), places, 0x7FFFFFFF), 0).to(tl.int64))
-        tl.store(finite + row, tl.min(goods, 0).to(tl.int1))
+        ids_of = tl.load(best_id + row * SPLITS + slot, mask=there, other=0x7FFFFFFF, cache_modifier=".cg")
+        sounds = tl.load(sound + row * SPLITS + slot, mask=there, other=1, cache_modifier=".cg")
+        tl.store(ids + row, tl.min(tl.where(values == tl.max(values, 0), ids_of, 0x7FFFFFFF), 0).to(tl.int64))
+        tl.store(finite + row, tl.min(sounds, 0).to(tl.int1))
         tl.store(counter + row, 0)
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2, processors, row_tile
+from dustin_runtime.kernels import ceil_div, dependent_launch, fence, next_power_of_2, processors, row_tile
 from dustin_runtime.kernels.online_softmax import attend_tile, finish, packed_queries
 from dustin_runtime.kernels.workspace import counters
 
@@ -84,8 +84,6 @@ def _dense(
         seen = (key[None, :] <= (first + token)[:, None]) & (key < end)[None, :]
         top, total, acc = attend_tile(queries, keys, values, seen, scale, top, total, acc, MASKED=True)
 
-    if PDL:  # not before: kernels that wait on the same processors slow the reading down by a fifth and more
-        tl.extra.cuda.gdc_launch_dependents()
     finish(
         acc, top, total, scale, out, place_out, there,
         sequence * stride + place % stride, slot + place % stride, stride, split, active,
@@ -142,4 +140,5 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, cut: Tiling 
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, BATCH=next_power_of_2(batch),
         num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
+    fence(q.device)
     return out

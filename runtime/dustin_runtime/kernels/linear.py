@@ -125,7 +125,6 @@ MOST_ROWS = 64
 """Beyond them the product is no longer bound by reading the weights alone, and cuBLAS does it well."""
 NARROW = 2048
 """Width of a model up to which products and norms are joined: in a wide one, cuBLAS gains more than launches cost."""
-EARLY = True
 PREFETCHED = 34 << 20
 """Bytes of weights that a launch may send for ahead: they have to stay in the L2, of which an H200 has 50 MB."""
 
@@ -134,12 +133,12 @@ def worthwhile(rows: int, outputs: int, inputs: int, gated: bool) -> bool:
     """Whether this kernel beats cuBLAS, as measured on an H200 over the shapes of 0.5B and 7B models.
 
     It does where it saves a launch (gated), where few outputs make cuBLAS split and reduce in a second launch, where
-    the weights can be sent for while attention runs, and for the head.
+    the weights can be sent for while sparse attention runs (the square one, in verification), and for the head.
     """
     if rows > MOST_ROWS:
         return False
     small = outputs * inputs <= 1 << 21 and rows <= 32
-    return gated or small or inputs >= outputs or outputs >= 1 << 16
+    return gated or small or inputs > outputs or (inputs == outputs and rows > 32) or outputs >= 1 << 16
 
 
 def joined(rows: int, width: int) -> bool:
@@ -233,7 +232,7 @@ def _launch(
         out, gained, sums, partials, counters(device, blocks),
         rows, outputs, inputs, tiles, 0 if squares is None else len(squares), eps,
         ROWS=tile, OUT=cut.out, IN=cut.inputs, SPLITS=splits, GATED=gated, BIAS=bias is not None,
-        BEFORE=0 if squares is None else next_power_of_2(len(squares)), ADD=add, AHEAD=ahead, EARLY=fits and EARLY,
+        BEFORE=0 if squares is None else next_power_of_2(len(squares)), ADD=add, AHEAD=ahead, EARLY=fits,
         num_warps=cut.warps, num_stages=cut.stages, **launch,
     )  # fmt: skip
     return out, gained, sums
