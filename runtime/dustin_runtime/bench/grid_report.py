@@ -83,7 +83,8 @@ def markdown(found: dict[str, Any]) -> str:
         "at the same batch and context. floor: what the method must move and compute, components one after the other,",
         f"at {roof['bytes_per_s'] / 1e12:.3g} TB/s ({roof['device']}). Components are timed alone on the state of the",
         "run; `rest` is what the step takes beyond their sum: norms, rotary embedding, choice of tokens, state, and",
-        "the gaps between kernels; negative where a part runs faster among the others.",
+        "the gaps between kernels; negative where a part runs faster among the others, or beside another: in a step",
+        "scores are computed while the draft runs.",
     ]
     return "\n".join(lines) + "\n"
 
