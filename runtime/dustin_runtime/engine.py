@@ -263,9 +263,11 @@ class _Run:
         stepper, prompt = self.stepper, self.sequences[index].prompt
         draw = self.draws[index] if self.draws else Draw()
         heads = stepper.history_heads
-        tap = QueryTap(dense_attention, heads.layers if heads else ())
-        chunk = chunk_for(stepper.target.device)
-        hidden = prefill(stepper.target, state.target_cache.row(row), prompt, attend=tap, chunk=chunk)
+        chunk, tail = chunk_for(stepper.target.device), stepper.policy.prompt_queries
+        observed = range(stepper.target.shape.layers) if tail else heads.layers if heads else ()
+        tap = QueryTap(dense_attention, observed, last=max(tail, 1))
+        target_row = state.target_cache.row(row)
+        hidden = prefill(stepper.target, target_row, prompt, attend=tap, chunk=chunk, tail=tail)
         logits = stepper.target.logits(hidden)
         self._require_finite(logits, index, "target")
         if stepper.draft and state.draft_cache:
@@ -274,6 +276,8 @@ class _Run:
             if state.draft_prefill:
                 kept.take(state.draft_prefill, len(prompt))
             self._require_finite(drafted, index, "draft")
+        if state.memory:
+            state.memory.admit(row, tap.queries, target_row, len(prompt))
         state.sampling.write(row, draw.temperature, draw.top_p, draw.seed)
         first = self._first(state, row, logits[: stepper.shared_vocab], len(prompt))
         state.lengths[row] = len(prompt)

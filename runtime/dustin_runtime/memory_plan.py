@@ -15,6 +15,7 @@ from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import CapacityError
 from dustin_runtime.kernels import row_tile
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.quest import PAGE
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.prefill import GPU_CHUNK
 from dustin_runtime.pricing import body_weights, weights_bytes
@@ -41,6 +42,7 @@ class MemoryPlan:
         sampled: whether rows may have a temperature.
         draft_stores: what of its weights the draft does not share with the target.
         draft_budget: tokens of its cache that the draft reads; None for all, which are then kept.
+        page_bounds: whether the policy keeps the bounds of pages (Quest).
     """
 
     target: ModelShape
@@ -54,6 +56,7 @@ class MemoryPlan:
     draft_stores: DraftStores
     prefill_chunk: int
     draft_budget: int | None
+    page_bounds: bool = False
 
     @property
     def parts(self) -> dict[str, int]:
@@ -64,6 +67,7 @@ class MemoryPlan:
             "draft weights": self._draft_weights(),
             "target KV cache": self._cache(self.target),
             "draft KV cache": self._draft_cache(),
+            "page bounds": self._cache(self.target) // PAGE if self.page_bounds else 0,
             "rotary tables": sum(4 * shape.head_size * self.capacity for shape in models),
             "score scratch": self._scores(),
             "logits": self._logits(),
@@ -150,6 +154,7 @@ def plan(
     draft_stores: DraftStores = "all",
     prefill_chunk: int = GPU_CHUNK,
     draft_budget: int | None = None,
+    page_bounds: bool = False,
 ) -> MemoryPlan:
     """What a run needs; arguments as the attributes of `MemoryPlan`.
 
@@ -169,6 +174,7 @@ def plan(
         draft_stores,
         prefill_chunk,
         draft_budget,
+        page_bounds,
     )
 
 

@@ -30,18 +30,23 @@ def prefill(
     attend: Attention = dense_attention,
     progress: Callable[[int], None] | None = None,
     chunk: int = CHUNK,
+    tail: int = 0,
 ) -> Tensor:
     """Process `ids` at positions start, start + 1, ... of a one-row cache that holds the positions before.
 
     Args:
         progress: called with the number of tokens done, after every chunk.
+        tail: tokens that the last chunk has at least, if there are so many; `chunk` at most.
 
     Returns:
         [hidden] of the last token.
     """
     hidden = None
-    for begin in range(0, len(ids), chunk):
-        piece = torch.tensor([ids[begin : begin + chunk]], device=model.device)
+    begins = list(range(0, len(ids), chunk))
+    if len(begins) > 1 and len(ids) - begins[-1] < tail:
+        begins[-1] = len(ids) - tail
+    for begin, end in zip(begins, [*begins[1:], len(ids)], strict=True):
+        piece = torch.tensor([ids[begin:end]], device=model.device)
         at = start + begin
         position = torch.tensor([at], device=model.device)
         hidden = model.forward(piece, position, cache, attend, extent=at + piece.shape[1])

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.pricing import DEVICES, Device, body_weights
 
-METHODS = ("vanilla", "sd", "magicdec", "streaming", "dustin", "dustin-t", "dustin-d")
+LISTS = ("streaming", "streaming-prompt", "snapkv", "snapkv-8", "dustin", "dustin-t", "dustin-d")
+METHODS = ("vanilla", "sd", "magicdec", *LISTS, "quest")
 """`magicdec` drafts over `draft_budget` tokens and verifies over all; `streaming` keeps `budget` tokens unscored."""
-SPARSE = ("streaming", "dustin", "dustin-t", "dustin-d")
+SPARSE = (*LISTS, "quest")
 
 
 class Cost(NamedTuple):
@@ -102,6 +104,9 @@ def step_costs(
 
     tokens = depth + 1
     kept = [min(n, selection.budget) for n in lengths] if method in SPARSE and selection else lengths
+    if method == "quest":  # two layers read everything, the others two bounds per page: as much as a token
+        dense = DENSE_LAYERS / target.layers
+        kept = [round(dense * n + (1 - dense) * (k + n / PAGE)) for n, k in zip(lengths, kept, strict=True)]
     target_linears = linears_cost(target, rows * tokens, rows * tokens, element_bytes)
     verify = attention_cost(target, [n + tokens for n in kept], tokens, element_bytes)
     logits = logits_bytes(target, rows * tokens, element_bytes)

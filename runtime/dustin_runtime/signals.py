@@ -12,6 +12,7 @@ from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.models.decoder import Attention
 
 if TYPE_CHECKING:
+    from dustin_runtime.policies.base import Memory
     from dustin_runtime.step import State, Stepper
 
 HISTORY_SHARE, LOOKAHEAD_SHARE = 0.25, 2.0
@@ -37,6 +38,10 @@ class StepSignals:
         self._lookahead: Tensor | None = None
         self._passes: list[Mapping[int, Tensor]] = []
         """Queries of the draft's passes, kept alive until `join`."""
+
+    @property
+    def memory(self) -> Memory | None:
+        return self.state.memory
 
     def begin_history(self) -> None:
         """Score history on the other stream."""

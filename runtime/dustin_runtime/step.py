@@ -15,7 +15,6 @@ from dustin_runtime import acceptance
 from dustin_runtime.acceptance import Sampling
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import ScoredHeads
-from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.attention.window import WindowAttention
 from dustin_runtime.cache import KVCache, Ring, window_ring
@@ -24,6 +23,7 @@ from dustin_runtime.kernels import usable
 from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.policies import Policy
+from dustin_runtime.policies.base import Memory
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.signals import StepSignals
 
@@ -40,6 +40,7 @@ class State:
             processed). The draft's first pass always takes both, so that a fully accepted step needs no other shape.
         history_query: [rows, 1, heads, head_size] queries of the history heads at n - 1, saved by the pass before.
         active: [rows] bool; a row that is not stays as it is.
+        memory: what the policy keeps between steps; None for most.
         forced: [rows, capacity] bool, at which positions drafts are accepted whatever the models say; or None.
         sampling: how each row draws its tokens.
         extent: bound on max(lengths): how much of the cache the plain attention is shown. Kernels read lengths on the
@@ -54,6 +55,7 @@ class State:
     history_query: Tensor | None
     active: Tensor
     sampling: Sampling
+    memory: Memory | None
     forced: Tensor | None
     extent: int
 
@@ -160,6 +162,7 @@ class Stepper:
             else None,
             active=torch.zeros(rows, dtype=torch.bool, device=device),
             sampling=Sampling.allocate(rows, device),
+            memory=self.policy.memory(shape, rows, capacity, self.target.dtype, device),
             forced=None
             if self.forced_rate is None
             else acceptance.forced_passes(rows, capacity, self.forced_rate, device),
@@ -179,8 +182,7 @@ class Stepper:
         signals.begin_history()
         drafts, draft_probabilities = self.draft_tokens(state, signals)
         signals.join()
-        kept = self.policy.select(signals)
-        verify: Attention = dense_attention if kept is None else SparseAttention(kept)
+        verify = self.policy.verification(signals)
         tap = QueryTap(verify, self.history_heads.layers if self.history_heads else ())
         ids = torch.cat((state.recent[:, 1:], drafts), dim=1)
         hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, state.extent + self.depth + 1)
@@ -189,7 +191,7 @@ class Stepper:
         logits = logits[..., : self.shared_vocab]
         tokens, accepted = self._accept(state, logits, tokens, drafts, draft_probabilities)
         queries = self.history_heads.gather(tap.queries) if self.history_heads else None
-        packed = _advance(state, ids, tokens, accepted, finite, _tokens_read(state, kept), queries)
+        packed = _advance(state, ids, tokens, accepted, finite, verify.tokens_read(state.lengths), queries)
         return StepResult(packed, logits)
 
     def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, Tensor | None]:
@@ -253,15 +255,6 @@ class Stepper:
         wanted = self._probabilities(state, logits)
         proposed = wanted[:, :0] if draft_probabilities is None else draft_probabilities
         return acceptance.accept_sampled(wanted, proposed, drafts, u, final)
-
-
-def _tokens_read(state: State, kept: Tensor | None) -> Tensor:
-    """[rows] fp32, prefix tokens that each KV head read, mean over layers and heads."""
-    if kept is None:
-        return state.lengths.float()
-    read = (kept >= 0).sum(dim=(0, 2, 3), dtype=torch.float32)
-    lists = kept.shape[0] * kept.shape[2]
-    return read / lists if lists > 1 else read
 
 
 def _advance(

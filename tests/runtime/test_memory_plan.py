@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,8 +59,11 @@ def test_components_add_up() -> None:
     assert parts["score scratch"] == 4 * BATCH * CAPACITY * (4 + 3 * 4 * 4 + 2)
     assert parts["logits"] == BATCH * 5 * TARGET.vocab * 2
     assert parts["overhead"] == OVERHEAD_BYTES
+    assert parts["page bounds"] == 0
+    with_bounds = replace(found, page_bounds=True).parts
+    assert with_bounds["page bounds"] == parts["target KV cache"] // 16
     lines = found.table()
-    assert len(lines) == len(parts) + 1
+    assert len(lines) == sum(map(bool, parts.values())) + 1
     assert lines[-1].split() == ["total", f"{found.total / GIB:.2f}", "GiB"]
 
 
@@ -74,7 +78,7 @@ def test_what_a_method_does_not_use_costs_nothing() -> None:
     vanilla = plan(TARGET, batch=4, capacity=1000).parts
     assert vanilla["draft weights"] == vanilla["draft KV cache"] == vanilla["score scratch"] == 0
     assert vanilla["logits"] == 4 * TARGET.vocab * 2
-    assert len(plan(TARGET, batch=4, capacity=1000).table()) == len(vanilla) - 3 + 1
+    assert len(plan(TARGET, batch=4, capacity=1000).table()) == len(vanilla) - 4 + 1
     layers = plan(TARGET, DRAFT, batch=4, capacity=1000, depth=4, draft_stores="nothing").parts
     assert layers["draft weights"] == 0 < layers["draft KV cache"]
     body = plan(TARGET, DRAFT, batch=4, capacity=1000, depth=4, draft_stores="layers").parts["draft weights"]

@@ -24,6 +24,16 @@ def dense_attention(layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) 
     return dense_reference(q, k, v, start)
 
 
+class FullAttention:
+    """Verification with the whole cache; implements `policies.Verification`."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        return dense_attention(layer, q, k, v, start)
+
+    def tokens_read(self, lengths: Tensor) -> Tensor:
+        return lengths.float()
+
+
 def dense_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
     """The plain reference: masked attention over `k.shape[1]` positions."""
     batch, tokens, query_heads, head_size = q.shape

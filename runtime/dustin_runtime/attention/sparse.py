@@ -11,7 +11,7 @@ from dustin_runtime.kernels import usable
 
 
 class SparseAttention:
-    """Verification over a list of kept prefix positions plus the new tokens; implements `models.decoder.Attention`.
+    """Verification over a list of kept prefix positions plus the new tokens; implements `policies.Verification`.
 
     Keys keep their absolute RoPE positions: nothing is evicted or renumbered.
 
@@ -34,6 +34,12 @@ class SparseAttention:
 
             return sparse_attention(q, k, v, start, kept, ring=self.ring)
         return sparse_reference(q, k, v, start, kept, self.ring)
+
+    def tokens_read(self, lengths: Tensor) -> Tensor:
+        """[batch] fp32, prefix tokens that each KV head read, mean over layers and heads."""
+        read = (self.kept >= 0).sum(dim=(0, 2, 3), dtype=torch.float32)
+        lists = self.kept.shape[0] * self.kept.shape[2]
+        return read / lists if lists > 1 else read
 
 
 def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor, ring: Ring = WHOLE) -> Tensor:

@@ -16,20 +16,28 @@ class QueryTap:
         inner: the attention that computes the output.
         layers: whose queries are kept. Choosing heads is left for later (`ScoredHeads.gather`): nothing is copied here.
         saved: called with a layer once its queries are kept.
+        last: copy the queries of so many last tokens, rather than keep those of all.
 
     Attributes:
         queries: by layer, [batch, tokens, query_heads, head_size] of the last forward pass, after RoPE.
     """
 
-    def __init__(self, inner: Attention, layers: Iterable[int], saved: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        inner: Attention,
+        layers: Iterable[int],
+        saved: Callable[[int], None] | None = None,
+        last: int | None = None,
+    ) -> None:
         self.inner = inner
         self.saved = saved
+        self.last = last
         self.layers = frozenset(layers)
         self.queries: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
         if layer in self.layers:
-            self.queries[layer] = q
+            self.queries[layer] = q if self.last is None else q[:, -self.last :].clone()
             if self.saved:
                 self.saved(layer)
         return self.inner(layer, q, k, v, start)

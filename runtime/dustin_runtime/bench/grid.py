@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.acceptance import rate_for
-from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.bench.document import roofline_device
 from dustin_runtime.bench.timing import measure_ms
@@ -101,7 +100,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
     new = new_tokens(setup.steps, stepper.depth)
     if setup.prompts is None:
         state, prefill_s = engine.prepare(case.batch, case.context + new), None
-        _fill(state, case.context)
+        _fill(stepper, state, case.context)
     else:
         prompts = [ids[: case.context] for ids in setup.prompts[: case.batch]]
         draws = [Draw(seed=row) for row in range(case.batch)]  # so that a forced acceptance differs from row to row
@@ -143,7 +142,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
     }
 
 
-def _fill(state: State, context: int) -> None:
+def _fill(stepper: Stepper, state: State, context: int) -> None:
     """Caches of noise, every row `context` tokens long and active."""
     for cache in (state.target_cache, state.draft_cache):
         if cache is not None:
@@ -154,6 +153,12 @@ def _fill(state: State, context: int) -> None:
                 cache.scored.normal_()
     if state.history_query is not None:
         state.history_query.normal_()
+    if state.memory:
+        shape, keys = stepper.target.shape, state.target_cache.keys
+        size = (1, stepper.policy.prompt_queries, shape.query_heads, shape.head_size)
+        for row in range(state.rows):
+            prompt = {layer: torch.randn(size, device=keys.device, dtype=keys.dtype) for layer in range(shape.layers)}
+            state.memory.admit(row, prompt, state.target_cache.row(row), context)
     state.sampling.seed.copy_(torch.arange(state.rows))
     state.recent.random_(0, 1000)
     state.lengths.fill_(context)
@@ -192,8 +197,9 @@ def _timed(engine: Engine, state: State, steps: int, depth: int) -> dict[str, An
 class _Fixed:
     """Scores that are there already (implements `policies.Signals`)."""
 
-    def __init__(self, lengths: Tensor, history: Tensor | None, lookahead: Tensor | None) -> None:
-        self.lengths = lengths
+    def __init__(self, state: State, history: Tensor | None, lookahead: Tensor | None) -> None:
+        self.lengths = state.lengths
+        self.memory = state.memory
         self._history = history
         self._lookahead = lookahead
 
@@ -229,16 +235,16 @@ def _components(stepper: Stepper, state: State, repeats: int) -> dict[str, float
 
     if policy.uses_history or policy.uses_lookahead:
         timed("scores", scores)
-    fixed = _Fixed(state.lengths, history, lookahead)
-    kept = policy.select(fixed)
-    if kept is not None:
-        timed("selection", lambda: policy.select(fixed))
-    attend = dense_attention if kept is None else SparseAttention(kept)
+    fixed = _Fixed(state, history, lookahead)
+    chosen = None if policy.chooses_by_layer else policy.verification(fixed)
+    if isinstance(chosen, SparseAttention):
+        timed("selection", lambda: policy.verification(fixed))
     shape, cache, tokens = stepper.target.shape, state.target_cache, stepper.depth + 1
     q = torch.randn(state.rows, tokens, shape.query_heads, shape.head_size, dtype=stepper.target.dtype, device=device)
     extent = state.extent + tokens
 
     def attention() -> None:
+        attend = chosen or policy.verification(fixed)
         for layer in range(shape.layers):
             attend(layer, q, cache.keys[layer][:, :extent], cache.values[layer][:, :extent], state.lengths)
 

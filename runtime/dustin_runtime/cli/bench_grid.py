@@ -200,5 +200,6 @@ def _check(
                 element_bytes=element_bytes,
                 draft_stores=subject.draft_stores,
                 draft_budget=draft_budget if case.windowed else None,
+                page_bounds=case.method == "quest",
             )
             require(need, torch.cuda.mem_get_info(device)[0])

@@ -211,6 +211,7 @@ def _require_memory(
         sampled=temperature > 0,
         draft_stores=opened.draft_stores,
         draft_budget=draft_budget,
+        page_bounds=any(policy.name == "quest" for policy in policies),
     )
     require(need, torch.cuda.mem_get_info(device)[0])
 

@@ -7,11 +7,16 @@ from dustin_runtime.errors import UsageError
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
-from dustin_runtime.policies.streaming import StreamingLLM
+from dustin_runtime.policies.quest import Quest
+from dustin_runtime.policies.snapkv import SnapKV, SnapKV8
+from dustin_runtime.policies.streaming import StreamingLLM, StreamingPrompt
 
-POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (Vanilla, SpeculativeDecoding, MagicDec, Dustin, DustinT, DustinD, StreamingLLM)
-}
+_ALL: tuple[type[Policy], ...] = (
+    *(Vanilla, SpeculativeDecoding, MagicDec),
+    *(Dustin, DustinT, DustinD),
+    *(StreamingLLM, StreamingPrompt, SnapKV, SnapKV8, Quest),
+)
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
 
 def make_policy(name: str, selection: Selection | None, option: str = "--method") -> Policy:

@@ -1,14 +1,50 @@
-"""What a method of verification is: whether it drafts, and which prefix tokens the target reads."""
+"""What a method of verification is: whether it drafts, and which prefix tokens the target reads.
+
+Most choose lists before the target runs (`Policy.select`). A method that chooses in each layer, from that layer's own
+queries, gives an attention of its own (`Policy.verification`). What it has to remember from the prompt, or from step to
+step, is its `Memory`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
+from dustin_runtime.attention.dense import FullAttention
+from dustin_runtime.attention.sparse import SparseAttention
+from dustin_runtime.cache import KVCache
 from dustin_runtime.config import Selection
+from dustin_runtime.models.shape import ModelShape
+
+
+class Verification(Protocol):
+    """What the target attends with, and what that read (extends `models.decoder.Attention`)."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor, /) -> Tensor: ...
+
+    def tokens_read(self, lengths: Tensor) -> Tensor:
+        """[batch] fp32, once all layers have run: prefix tokens that each KV head read, mean over layers and heads."""
+        ...
+
+
+class Memory(Protocol):
+    """What a policy keeps between steps, in buffers that keep their place: a CUDA graph holds their addresses."""
+
+    def admit(self, row: int, queries: Mapping[int, Tensor], cache: KVCache, length: int) -> None:
+        """Begin a sequence.
+
+        Args:
+            row: of the batch.
+            queries: by layer, [1, tokens, query_heads, head_size]: of the prompt's last `Policy.prompt_queries` tokens.
+            cache: the target's, of this row, with the prompt in it.
+            length: tokens of the prompt.
+        """
+        ...
 
 
 class Signals(Protocol):
@@ -17,6 +53,11 @@ class Signals(Protocol):
     @property
     def lengths(self) -> Tensor:
         """[batch] int64 prefix length of every sequence."""
+        ...
+
+    @property
+    def memory(self) -> Memory | None:
+        """What `Policy.memory` made."""
         ...
 
     def history(self) -> Tensor:
@@ -38,6 +79,21 @@ class Policy(ABC):
     needs_selection: ClassVar[bool] = False
     windowed_draft: ClassVar[bool] = False
     """Whether the draft reads only the first and last tokens of its cache, whatever a configuration says."""
+    chooses_by_layer: ClassVar[bool] = False
+    """Whether it chooses while the target runs: `verification` is its own, and `select` is not called."""
+    prompt_queries: ClassVar[int] = 0
+    """Queries of a prompt's end, of all layers, that `Memory.admit` is given."""
+
+    def memory(
+        self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> Memory | None:
+        """Buffers for `rows` sequences of up to `capacity` positions; None if nothing is kept."""
+        return None
+
+    def verification(self, signals: Signals) -> Verification:
+        """What the target attends with in this step."""
+        kept = self.select(signals)
+        return FullAttention() if kept is None else SparseAttention(kept)
 
     @abstractmethod
     def select(self, signals: Signals) -> Tensor | None:

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from dustin_runtime.attention.window import first_and_last
 from dustin_runtime.policies.base import Policy, Signals
+from dustin_runtime.policies.prompt_lists import PromptPolicy
 
 STREAMING_SINK = 4
 """First tokens that the method keeps, whatever another method's configuration protects."""
+PROMPT_LAST = 8
 
 
 @dataclass(frozen=True)
@@ -24,3 +26,16 @@ class StreamingLLM(Policy):
     def select(self, signals: Signals) -> Tensor:
         assert self.selection is not None
         return first_and_last(signals.lengths, self.selection.budget, STREAMING_SINK)[None, :, None]
+
+
+@dataclass(frozen=True)
+class StreamingPrompt(PromptPolicy):
+    """What comparisons of KV compression call StreamingLLM: the prompt's first `budget - 8` and last 8 tokens."""
+
+    name: ClassVar[str] = "streaming-prompt"
+    prompt_queries: ClassVar[int] = 1
+
+    def choose(self, q: Tensor, k: Tensor, budget: int) -> Tensor:
+        lengths = q.new_full((len(q),), k.shape[1]).long()
+        chosen = first_and_last(lengths, budget, max(budget - PROMPT_LAST, 0))
+        return chosen.unsqueeze(1).expand(-1, k.shape[2], -1)

@@ -1,0 +1,93 @@
+"""What methods share that compress a prompt once, at its end, and keep all that follows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.cache import KVCache
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.base import Policy, Signals
+
+MOST_GENERATED = 1024
+"""Generated tokens that are read, the last ones; as published all are."""
+_NOWHERE = 1 << 60
+
+
+class PromptLists:
+    """Kept prompt tokens; implements `policies.base.Memory`.
+
+    Attributes:
+        kept: [layers, rows, kv_heads, budget] int64 ascending, -1 padded.
+        prompts: [rows] int64, tokens of each prompt.
+    """
+
+    def __init__(
+        self, policy: PromptPolicy, target: ModelShape, rows: int, capacity: int, device: torch.device
+    ) -> None:
+        assert policy.selection is not None
+        size = (target.layers, rows, target.kv_heads, policy.selection.budget)
+        self._choose = policy.choose
+        self.kept = torch.full(size, -1, dtype=torch.int64, device=device)
+        self.prompts = torch.ones(rows, dtype=torch.int64, device=device)
+        self._generated = torch.arange(min(capacity, MOST_GENERATED), device=device)
+
+    def admit(self, row: int, queries: Mapping[int, Tensor], cache: KVCache, length: int) -> None:
+        """Choose, layer by layer."""
+        for layer, q in queries.items():
+            self.kept[layer, row] = self._choose(q, cache.keys[layer, :, :length], self.kept.shape[3])[0]
+        self.prompts[row] = length
+
+    def lists(self, lengths: Tensor) -> Tensor:
+        """Kept prompt tokens and what was generated since: [layers, rows, kv_heads, entries] int64, -1 padded.
+
+        Of a row without a sequence, whose length is 1, nothing more is listed.
+        """
+        layers, _, kv_heads, _ = self.kept.shape
+        kept = torch.where(self.kept < lengths[:, None, None], self.kept, -1)
+        begin = torch.maximum(self.prompts, lengths - len(self._generated)).unsqueeze(1)
+        new = begin + self._generated
+        new = torch.where(new < lengths.unsqueeze(1), new, -1)[None, :, None].expand(layers, -1, kv_heads, -1)
+        return ascending(torch.cat((kept, new), dim=3))
+
+
+def ascending(positions: Tensor) -> Tensor:
+    """Sort the last axis, -1 at its end."""
+    ordered = positions.masked_fill(positions < 0, _NOWHERE).sort(dim=-1).values
+    return ordered.masked_fill(ordered == _NOWHERE, -1)
+
+
+@dataclass(frozen=True)
+class PromptPolicy(Policy):
+    """Draft, then verify over what `choose` kept of the prompt and what was generated since.
+
+    The budget is the prompt's.
+    """
+
+    needs_selection: ClassVar[bool] = True
+
+    @abstractmethod
+    def choose(self, q: Tensor, k: Tensor, budget: int) -> Tensor:
+        """Choose prompt tokens in one layer.
+
+        Args:
+            q: [batch, tokens, query_heads, head_size] queries of the prompt's last `prompt_queries` tokens, after RoPE.
+            k: [batch, length, kv_heads, head_size] keys of the prompt, after RoPE.
+
+        Returns:
+            [batch, kv_heads, budget] int64 ascending, -1 padded.
+        """
+
+    def memory(
+        self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> PromptLists:
+        return PromptLists(self, target, rows, capacity, device)
+
+    def select(self, signals: Signals) -> Tensor:
+        assert isinstance(signals.memory, PromptLists)
+        return signals.memory.lists(signals.lengths)

@@ -1,0 +1,157 @@
+"""Quest: pages of the cache whose keys could score highest for the query at hand (arXiv 2406.10774)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.attention.sparse import SparseAttention
+from dustin_runtime.cache import KVCache
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.base import Policy, Signals, Verification
+
+PAGE = 16
+"""Tokens of a page."""
+DENSE_LAYERS = 2
+"""First layers that read everything: their attention is spread out."""
+LEAST_PAGES = 3
+
+
+class PageBounds:
+    """The smallest and largest value of every channel of a page's keys; implements `policies.base.Memory`.
+
+    Pages that a step has filled are computed anew in the next one: pages are never read as a whole.
+
+    Attributes:
+        lowest, highest: [layers - DENSE_LAYERS, rows, pages, kv_heads, head_size].
+    """
+
+    def __init__(self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        layers = max(target.layers - DENSE_LAYERS, 0)
+        size = (layers, rows, -(-capacity // PAGE), target.kv_heads, target.head_size)
+        self.lowest, self.highest = torch.zeros(2, *size, dtype=dtype, device=device)
+
+    def admit(self, row: int, queries: Mapping[int, Tensor], cache: KVCache, length: int) -> None:
+        """Compute all pages of a prompt."""
+        pages = -(-length // PAGE)
+        for index in range(len(self.lowest)):
+            keys = cache.keys[index + DENSE_LAYERS, 0, :length]  # [length, kv_heads, head_size]
+            # The last page repeats its last key, which changes neither bound.
+            padding = keys[-1:].expand(pages * PAGE - length, -1, -1)
+            paged = torch.cat((keys, padding)).unflatten(0, (pages, PAGE))
+            self.lowest[index, row, :pages] = paged.amin(dim=1)
+            self.highest[index, row, :pages] = paged.amax(dim=1)
+
+    def refresh(self, layer: int, k: Tensor, start: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Bring the bounds of a layer up to date.
+
+        Args:
+            k: [batch, extent, kv_heads, head_size] keys of the layer.
+            start: [batch] int64 length of each prefix, of which at most `tokens` were added since the last call.
+
+        Returns:
+            lowest, highest: [batch, pages, kv_heads, head_size] of pages that begin in the extent.
+        """
+        lowest, highest = self.lowest[layer - DENSE_LAYERS], self.highest[layer - DENSE_LAYERS]
+        touched = (tokens - 1 + PAGE - 1) // PAGE + 1  # pages that `tokens` tokens can lie in
+        last = (start - 1).clamp(min=0) // PAGE
+        page = (last.unsqueeze(1) - torch.arange(touched, device=k.device)).clamp(min=0)  # [batch, touched]
+        position = page.unsqueeze(2) * PAGE + torch.arange(PAGE, device=k.device)
+        position = torch.minimum(position, (start - 1).clamp(min=0)[:, None, None])  # the last key, again
+        rows = torch.arange(len(start), device=k.device)
+        keys = k[rows[:, None, None], position]  # [batch, touched, PAGE, kv_heads, head_size]
+        lowest[rows[:, None], page] = keys.amin(dim=2)
+        highest[rows[:, None], page] = keys.amax(dim=2)
+        pages = -(-k.shape[1] // PAGE)
+        return lowest[:, :pages], highest[:, :pages]
+
+
+def page_scores(q: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
+    """The largest score that any key of a page could have, for the best of the queries of a KV head.
+
+    Args:
+        q: [batch, tokens, query_heads, head_size]; lowest, highest: [batch, pages, kv_heads, head_size].
+
+    Returns:
+        [batch, kv_heads, pages] fp32.
+    """
+    batch, tokens, _, head_size = q.shape
+    kv_heads = lowest.shape[2]
+    packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    low, high = (x.float().permute(0, 2, 3, 1) for x in (lowest, highest))  # [batch, kv_heads, head_size, pages]
+    bound = packed.clamp(min=0) @ high + packed.clamp(max=0) @ low
+    return bound.amax(dim=2)
+
+
+def choose_pages(scores: Tensor, lengths: Tensor, budget: int) -> Tensor:
+    """The last page, and those of the highest scores, the first of equals, as positions.
+
+    Args:
+        scores: [batch, kv_heads, pages]; lengths: [batch] int64 tokens of each prefix.
+        budget: tokens; `LEAST_PAGES` pages are read whatever it says.
+
+    Returns:
+        [batch, kv_heads, budget in whole pages] int64 ascending, -1 padded.
+    """
+    count = min(max(budget // PAGE, LEAST_PAGES), scores.shape[2])
+    page = torch.arange(scores.shape[2], device=scores.device)
+    last = ((lengths - 1) // PAGE)[:, None, None]
+    scores = scores.masked_fill(page == last, torch.inf).masked_fill(page > last, -torch.inf)
+    # Stable: equal scores keep the order of pages.
+    order = scores.sort(dim=2, descending=True, stable=True).indices[..., :count]
+    order = torch.where(order <= last, order, scores.shape[2]).sort(dim=2).values  # pages that are not there come last
+    position = (order.unsqueeze(3) * PAGE + torch.arange(PAGE, device=scores.device)).flatten(2)
+    return torch.where(position < lengths[:, None, None], position, -1)
+
+
+class QuestAttention:
+    """Verification that chooses pages in each layer; implements `policies.Verification`."""
+
+    def __init__(self, bounds: PageBounds, budget: int) -> None:
+        self.bounds = bounds
+        self.budget = budget
+        self._read: list[Tensor | None] = []
+        """By layer, [batch] fp32 tokens read; None for all."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        if layer < DENSE_LAYERS:
+            self._read.append(None)
+            return dense_attention(layer, q, k, v, start)
+        scores = page_scores(q, *self.bounds.refresh(layer, k, start, q.shape[1]))
+        kept = choose_pages(scores, start, self.budget)
+        self._read.append((kept >= 0).sum(dim=2).float().mean(dim=1))
+        return SparseAttention(kept.unsqueeze(0))(0, q, k, v, start)
+
+    def tokens_read(self, lengths: Tensor) -> Tensor:
+        """[batch] fp32, mean over layers and KV heads; the bounds, one token's worth per page, are not counted."""
+        return torch.stack([lengths.float() if read is None else read for read in self._read]).mean(dim=0)
+
+
+@dataclass(frozen=True)
+class Quest(Policy):
+    """Draft, then verify over the pages of 16 tokens whose bounds promise most to any new query of a KV head.
+
+    As published a page is chosen per query head, for one query; here per KV head, for the best of the step's queries,
+    so that each key is read once. The first two layers read everything.
+    """
+
+    name: ClassVar[str] = "quest"
+    chooses_by_layer: ClassVar[bool] = True
+    needs_selection: ClassVar[bool] = True
+
+    def memory(
+        self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> PageBounds:
+        return PageBounds(target, rows, capacity, dtype, device)
+
+    def verification(self, signals: Signals) -> Verification:
+        assert self.selection is not None and isinstance(signals.memory, PageBounds)
+        return QuestAttention(signals.memory, self.selection.budget)
+
+    def select(self, signals: Signals) -> Tensor:
+        raise NotImplementedError("Quest chooses in each layer, see `verification`")

@@ -1,0 +1,216 @@
+"""Baselines against brute force: the sets that their published rules choose on small random tensors, ties included."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.attention.tap import QueryTap
+from dustin_runtime.cache import KVCache
+from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.engine import Engine
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.models.weights import random_decoder
+from dustin_runtime.policies import make_policy
+from dustin_runtime.policies.prompt_lists import PromptLists
+from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, choose_pages, page_scores
+from dustin_runtime.policies.snapkv import choose_tokens, window_mass
+from dustin_runtime.prefill import prefill
+from dustin_runtime.step import Stepper
+
+KV_HEADS, GROUP, SIZE = 2, 3, 8
+SHAPE = ModelShape(
+    family="llama", layers=4, hidden=48, ffn=64, query_heads=6, kv_heads=2, head_size=8, vocab=40, context=512,
+    tied=True,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    return random_decoder(SHAPE, torch.float64, "cpu", seed=1)
+
+
+def random(*size: int, seed: int = 0, steps: int | None = None) -> Tensor:
+    """Normal numbers; rounded to a grid of 1 / steps, which makes ties."""
+    x = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    return x if steps is None else (x * steps).round() / steps
+
+
+def kept(positions: Tensor) -> list[int]:
+    """Positions of a list, which must ascend with -1 at its end."""
+    found = [p for p in positions.tolist() if p >= 0]
+    assert found == sorted(set(found)) and positions.tolist() == found + [-1] * (len(positions) - len(found))
+    return found
+
+
+# --- SnapKV
+
+
+@pytest.mark.parametrize("pooling", ["max", "mean"])
+@pytest.mark.parametrize(("length", "window", "kernel", "budget"), [(60, 8, 5, 20), (33, 32, 7, 40), (90, 4, 3, 90)])
+def test_snapkv_keeps_what_its_rule_says(length: int, window: int, kernel: int, budget: int, pooling: str) -> None:
+    q, k = random(1, window, KV_HEADS * GROUP, SIZE, steps=2), random(1, length, KV_HEADS, SIZE, seed=1, steps=2)
+    found = choose_tokens(window_mass(q, k), window, budget, kernel, pooling)  # type: ignore[arg-type]
+    for kv_head in range(KV_HEADS):
+        mass = torch.zeros(length - window)
+        for head in range(kv_head * GROUP, (kv_head + 1) * GROUP):
+            for place in range(window):
+                seen = length - window + place + 1
+                row = (q[0, place, head] @ k[0, :seen, kv_head].T / math.sqrt(SIZE)).softmax(-1)
+                mass += row[: length - window] / GROUP
+        pooled = []
+        for at in range(len(mass)):
+            around = mass[max(at - kernel // 2, 0) : at + kernel // 2 + 1]
+            pooled.append(float(around.max() if pooling == "max" else around.sum() / kernel))
+        order = sorted(range(len(pooled)), key=lambda at: (-round(pooled[at], 5), at))
+        want = set(order[: budget - window]) | set(range(length - window, length))
+        chosen = kept(found[0, kv_head])
+        # A max pool makes many equal values, whose last bits differ between the two ways to compute them.
+        if pooling == "mean":
+            assert set(chosen) == want
+        assert len(chosen) == min(budget, length)
+        worst = min(pooled[p] for p in chosen if p < length - window)
+        assert all(pooled[p] <= worst + 1e-5 for p in range(length - window) if p not in chosen)
+        assert set(range(length - window, length)) <= set(chosen)
+
+
+def test_of_equal_tokens_the_first_are_kept() -> None:
+    assert kept(choose_tokens(torch.ones(1, 1, 20), 3, 7, 1, "max")[0, 0]) == [0, 1, 2, 3, 20, 21, 22]
+
+
+def test_a_budget_below_the_window_keeps_its_last_tokens() -> None:
+    assert kept(choose_tokens(torch.ones(1, 1, 20), 8, 5, 5, "mean")[0, 0]) == [23, 24, 25, 26, 27]
+
+
+@pytest.mark.parametrize("length", [1, 5, 40, 511])
+def test_prompts_are_compressed_once_and_what_follows_is_kept(target: Decoder, length: int) -> None:
+    """From a chunked prefill: the last chunk is long enough for the window."""
+    policy = make_policy("snapkv-8", selection(24))
+    cache = target.cache(1, 600)
+    tap = QueryTap(dense_attention, range(4), last=8)
+    ids = [(7 * at) % 37 for at in range(length)]
+    prefill(target, cache, ids, attend=tap, chunk=32, tail=8)
+    whole = QueryTap(dense_attention, range(4))
+    prefill(target, target.cache(1, 600), ids, attend=whole, chunk=1024)
+    memory = policy.memory(SHAPE, 2, 600, torch.float64, torch.device("cpu"))
+    assert isinstance(memory, PromptLists)
+    memory.admit(1, tap.queries, cache, length)
+    lengths = torch.tensor([1, length + 5])
+    lists = memory.lists(lengths)
+    for layer in range(4):
+        want = whole.queries[layer][:, -8:]
+        torch.testing.assert_close(tap.queries[layer], want)
+        prompt = choose_tokens(window_mass(want, cache.keys[layer, :, :length]), min(length, 8), 24, 5, "mean")
+        for kv_head in range(2):
+            chosen = kept(lists[layer, 1, kv_head])
+            assert chosen == kept(prompt[0, kv_head]) + list(range(length, length + 5))
+
+
+def test_the_first_and_the_last_eight_of_a_prompt(target: Decoder) -> None:
+    policy = make_policy("streaming-prompt", selection(20))
+    memory = policy.memory(SHAPE, 1, 100, torch.float64, torch.device("cpu"))
+    assert isinstance(memory, PromptLists)
+    queries = {layer: random(1, 1, 6, 8) for layer in range(4)}
+    memory.admit(0, queries, target.cache(1, 100), 60)
+    assert kept(memory.lists(torch.tensor([62]))[3, 0, 1]) == [*range(12), *range(52, 62)]
+
+
+# --- Quest
+
+
+@pytest.mark.parametrize(("lengths", "budget"), [([130, 17], 64), ([1, 160], 16), ([48, 49], 48), ([33, 500], 1000)])
+def test_quest_reads_the_pages_of_the_highest_bounds(lengths: list[int], budget: int) -> None:
+    capacity = 512
+    q, k = random(2, 3, KV_HEADS * GROUP, SIZE, steps=1), random(2, capacity, KV_HEADS, SIZE, seed=1, steps=1)
+    bounds = filled(k, lengths)
+    start = torch.tensor(lengths)
+    found = choose_pages(page_scores(q, *bounds.refresh(DENSE_LAYERS, k, start, 3)), start, budget)
+    for row, length in enumerate(lengths):
+        pages = -(-length // PAGE)
+        for kv_head in range(KV_HEADS):
+            scores = []
+            for page in range(pages):
+                keys = k[row, page * PAGE : min((page + 1) * PAGE, length), kv_head]
+                low, high = keys.amin(0), keys.amax(0)
+                queries = q[row, :, kv_head * GROUP : (kv_head + 1) * GROUP].flatten(0, 1)
+                scores.append(max(float(torch.maximum(x * low, x * high).sum()) for x in queries))
+            scores[-1] = math.inf  # the current page is always read
+            count = max(budget // PAGE, 3)
+            best = sorted(range(pages), key=lambda page: (-scores[page], page))[:count]
+            want = [p for page in sorted(best) for p in range(page * PAGE, min((page + 1) * PAGE, length))]
+            assert kept(found[row, kv_head]) == want
+
+
+def test_bounds_follow_a_growing_cache() -> None:
+    """Step by step as if computed anew, with the new tokens of a step not yet in it."""
+    k = random(2, 400, KV_HEADS, SIZE, seed=3)
+    lengths = [70, 15]
+    bounds = filled(k, lengths)
+    for grown in ([1, 4], [4, 4], [4, 1], [1, 1], *[[4, 3]] * 20):
+        lengths = [n + more for n, more in zip(lengths, grown, strict=True)]
+        found = bounds.refresh(DENSE_LAYERS, k, torch.tensor(lengths), 4)
+        want = filled(k, lengths)
+        for row, length in enumerate(lengths):
+            pages = -(-length // PAGE)
+            assert torch.equal(found[0][row, :pages], want.lowest[0, row, :pages])
+            assert torch.equal(found[1][row, :pages], want.highest[0, row, :pages])
+
+
+def filled(k: Tensor, lengths: list[int]) -> PageBounds:
+    """Bounds of caches of these keys, in one layer behind the dense ones."""
+    shape = SHAPE.model_copy(update={"layers": DENSE_LAYERS + 1})
+    bounds = PageBounds(shape, len(lengths), k.shape[1], k.dtype, torch.device("cpu"))
+    stacked = k.expand(DENSE_LAYERS + 1, -1, -1, -1, -1)
+    for row, length in enumerate(lengths):
+        bounds.admit(row, {}, KVCache(stacked[:, row : row + 1], stacked[:, row : row + 1]), length)
+    return bounds
+
+
+# --- served
+
+
+def selection(budget: int) -> Selection:
+    return Selection(
+        budget=budget,
+        sink=2,
+        window=4,
+        m=(budget - 6) // 2,
+        history=LayerHeads(layer=2, heads=(1, 5)),
+        lookahead=(LayerHeads(layer=1, heads=(0, 4)),),
+    )
+
+
+PROMPTS = [[1, 5, 9, 30, 2], list(range(36)), [7], [3, 3, 8] * 30, [4] * 129]
+
+
+def generate(target: Decoder, method: str, budget: int, rows: int | None = None) -> tuple[list[list[int]], float]:
+    policy = make_policy(method, selection(budget) if method != "vanilla" else None)
+    stepper = Stepper(target, target.first_layers(3), policy, policy.selection, 3, 37)
+    generations, statistics = Engine(stepper, rows=rows).generate(PROMPTS, 40)
+    return [generation.tokens for generation in generations], statistics.kept
+
+
+@pytest.mark.parametrize("method", ["snapkv", "snapkv-8", "streaming-prompt", "quest"])
+def test_a_budget_that_covers_everything_is_full_verification(target: Decoder, method: str) -> None:
+    assert generate(target, method, 256)[0] == generate(target, "vanilla", 256)[0]
+
+
+@pytest.mark.parametrize("method", ["snapkv", "snapkv-8", "streaming-prompt", "quest"])
+def test_rows_do_not_disturb_each_other(target: Decoder, method: str) -> None:
+    """Through one row one after the other, through two with replacements, and all at once."""
+    found = [generate(target, method, 48, rows) for rows in (1, 2, None)]
+    assert found[0][0] == found[1][0] == found[2][0]
+    assert found[0][1] == pytest.approx(found[2][1])
+    assert found[0][1] < generate(target, "vanilla", 48)[1]
+
+
+def test_tokens_read_are_counted_over_layers_and_heads(target: Decoder) -> None:
+    """Half of the layers read everything, the others three pages."""
+    _, read = generate(target, "quest", 48)
+    _, everything = generate(target, "vanilla", 48)
+    assert read < 0.5 * everything + 0.5 * 48
