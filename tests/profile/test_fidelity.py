@@ -1,0 +1,116 @@
+"""Fidelity: full verification has none to lose, and a policy is measured as it serves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare
+from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.engine import Engine
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.models.weights import random_decoder
+from dustin_runtime.policies import POLICIES, make_policy
+from dustin_runtime.step import Stepper
+
+SHAPE = ModelShape(
+    family="llama", layers=4, hidden=48, ffn=64, query_heads=6, kv_heads=2, head_size=8, vocab=40, context=512,
+    tied=True,
+)  # fmt: skip
+VOCAB, DEPTH = 37, 3
+PROMPT, TEXT = [(7 * at * at) % 37 for at in range(90)], [(5 * at + at * at) % 37 for at in range(30)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    return random_decoder(SHAPE, torch.float64, "cpu", seed=1)
+
+
+def selection(budget: int) -> Selection:
+    return Selection(
+        budget=budget,
+        sink=2,
+        window=4,
+        m=(budget - 6) // 2,
+        history=LayerHeads(layer=2, heads=(1, 5)),
+        lookahead=(LayerHeads(layer=1, heads=(0, 4)), LayerHeads(layer=0, heads=(2,))),
+    )
+
+
+def of(target: Decoder, name: str, budget: int, text: list[int] = TEXT, depth: int = DEPTH) -> Fidelity:
+    ready = prepare(target, target.first_layers(3), PROMPT, text, VOCAB, depth, window=32)
+    return measure(ready, make_policy(name, selection(budget)), depth, VOCAB)
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_what_reads_everything_agrees_with_full_verification(target: Decoder, name: str) -> None:
+    found = of(target, name, 200)
+    assert found.kl.shape == found.loss.shape == found.agrees.shape == (len(TEXT),)
+    assert float(found.kl.max()) < 1e-6  # log-probabilities are kept in fp32
+    assert bool(found.agrees.all())
+    assert found.read == pytest.approx(len(PROMPT) + (len(TEXT) - 1) / 2, abs=3)
+
+
+def test_loss_is_that_of_one_full_pass(target: Decoder) -> None:
+    ids = torch.tensor([PROMPT + TEXT])
+    hidden = target.forward(ids, torch.zeros(1, dtype=torch.long), target.cache(1, 200), dense_attention)
+    rows = target.logits(hidden[0])[len(PROMPT) - 1 : -1, :VOCAB].log_softmax(-1)
+    want = -rows.gather(1, torch.tensor(TEXT).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(of(target, "sd", 200).loss, want, rtol=1e-5, atol=1e-5)
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=1)
+    torch.testing.assert_close(ready.loss, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.needs_selection])
+def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name: str) -> None:
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32)
+    alone = measure(ready, make_policy(name, selection(16)), DEPTH, VOCAB)
+    for other in ("dustin", "streaming", "quest", "snapkv", "vanilla"):
+        measure(ready, make_policy(other, selection(30)), DEPTH, VOCAB)
+    again = measure(ready, make_policy(name, selection(16)), DEPTH, VOCAB)
+    for one, two in zip(alone, again, strict=True):
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(two))
+    assert float(alone.kl.max()) > 1e-6
+
+
+@pytest.mark.parametrize("name", ["dustin", "dustin-t", "snapkv-8", "quest", "streaming"])
+def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) -> None:
+    """On a policy's own text, with its target as its draft so that all is accepted, its choices are the text."""
+    policy = make_policy(name, selection(24))
+    stepper = Stepper(target, target, policy, policy.selection, DEPTH, VOCAB, forced_rate=1.0)
+    (generation,), _ = Engine(stepper).generate([PROMPT], 20)
+    ready = prepare(target, target, PROMPT, generation.tokens, VOCAB, DEPTH, window=32)
+    seen = []
+    original = Stepper._accept
+
+    def keep(self, state, logits, best, drafts, probabilities):  # type: ignore[no-untyped-def]
+        seen.append((drafts.tolist(), best.tolist()))
+        return original(self, state, logits, best, drafts, probabilities)
+
+    # What generation saw at each step is what the measurement must see: same drafts, same choices behind them.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "_accept", keep)
+        Engine(stepper).generate([PROMPT], 20)
+    served = [choice for _, choice in seen]
+    from dustin_profile.evaluation import fidelity
+
+    found = []
+
+    class Spy(fidelity.TextStepper):
+        def _accept(self, state, logits, best, drafts, probabilities):  # type: ignore[no-untyped-def]
+            found.append(best.tolist())
+            return super()._accept(state, logits, best, drafts, probabilities)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fidelity, "TextStepper", Spy)
+        measure(ready, policy, DEPTH, VOCAB)
+    assert found[:4] == served[:4]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 5])
+def test_short_texts(target: Decoder, tokens: int) -> None:
+    found = of(target, "dustin", 16, TEXT[:tokens])
+    assert len(found.kl) == len(found.agrees) == len(found.loss) == tokens
+    assert found.kl[0] == 0
