@@ -51,6 +51,14 @@ def verdict_table(verdict: Verdict) -> None:
     print(f"{outcome}: hybrid {verdict.difference:+.4f}, tolerance {verdict.tolerance}")
 
 
+def plain_table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """A table of ready cells."""
+    table = Table(*header, title=title, box=None, header_style="bold", title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    _print(table)
+
+
 def drift_table(results: dict[str, Any]) -> None:
     """KL and agreement by tokens generated, a column pair per method."""
     table = Table("tokens", box=None, header_style="bold")

@@ -1,0 +1,241 @@
+"""Fidelity over documents: one prefill each, every policy at every budget, one file per document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dustin_profile.data import Calibration, Prompt
+from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare
+from dustin_profile.progress import progress
+from dustin_profile.provenance import device_name, versions
+from dustin_profile.report import with_interval
+from dustin_profile.rundir import open_stage
+from dustin_profile.statistics import interval
+from dustin_runtime.bench.subject import changed
+from dustin_runtime.config import DustinConfig
+from dustin_runtime.errors import CapacityError, MissingError, UsageError
+from dustin_runtime.files import read_json, write_json, write_text
+from dustin_runtime.loading import Pair
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.policies import POLICIES, Policy, make_policy
+
+VERSION = 1
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A policy at a budget; None for one that reads everything."""
+
+    policy: Policy
+    budget: int | None
+
+    @property
+    def name(self) -> str:
+        return self.policy.name if self.budget is None else f"{self.policy.name}@{self.budget}"
+
+
+def cells(methods: Sequence[str], budgets: Sequence[int], config: DustinConfig) -> list[Cell]:
+    """Every sparse method at every budget, in the order given. m keeps its share of another budget.
+
+    Raises:
+        UsageError: a method is unknown or reads everything, or a budget leaves no room.
+    """
+    found: list[Cell] = []
+    for name in dict.fromkeys(methods):
+        if name in POLICIES and not POLICIES[name].needs_selection:
+            raise UsageError(f"--method {name}: verifies in full, which is what the others are compared with")
+        selections = {budget: changed(config.selection, budget, None) for budget in budgets}
+        found += [Cell(make_policy(name, selection), budget) for budget, selection in selections.items()]
+    return found
+
+
+def sparse_methods() -> list[str]:
+    """Names of the methods that do not read everything."""
+    return [name for name, policy in POLICIES.items() if policy.needs_selection]
+
+
+def split(prompt: Prompt, tokens: int) -> tuple[list[int], list[int]]:
+    """A prompt and the text behind it: the given answer, or a plain text's last tokens."""
+    if prompt.answer_ids:
+        return prompt.ids, prompt.answer_ids[:tokens]
+    return prompt.ids[:-tokens], prompt.ids[-tokens:]
+
+
+def run(
+    folder: Path,
+    pair: Pair,
+    models: tuple[Decoder, Decoder],
+    config: DustinConfig,
+    prompts: Calibration,
+    tokens: int,
+    wanted: Sequence[Cell],
+    inputs: dict[str, Any],
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Measure every document that is not measured yet; write `results.json` and `results.md`.
+
+    Args:
+        folder: of this evaluation.
+        tokens: of text per document, at most.
+        inputs: what else the result depends on, for the record.
+
+    Returns:
+        The document of `results.json`.
+
+    Raises:
+        ConflictError: the folder holds what was made from other inputs; names the field.
+        CapacityError: memory does not suffice.
+    """
+    made_from = {
+        "version": VERSION,
+        "models": pair.provenance(),
+        "data_sha256": prompts.sha256,
+        "tokens": tokens,
+        "depth": config.depth,
+        "selection": config.selection.model_dump(mode="json"),
+        "cells": [cell.name for cell in wanted],
+    } | inputs
+    open_stage(folder, made_from, overwrite)
+    files = [folder / f"document-{index:04d}.json" for index in range(len(prompts.prompts))]
+    pending = [(file, prompt) for file, prompt in zip(files, prompts.prompts, strict=True) if not file.exists()]
+    with progress("fidelity", len(pending) * len(wanted)) as advance:
+        for file, prompt in pending:
+            entry = _document(pair, models, config.depth, prompt, tokens, wanted, advance)
+            write_json(file, entry)
+    found = [read_json(file) for file in files]
+    summary = summarise(found, [cell.name for cell in wanted])
+    result = {
+        "kind": "dustin-fidelity",
+        "inputs": made_from,
+        "versions": versions(),
+        "device": device_name(str(models[0].device)),
+        "summary": summary,
+        "documents": found,
+    }
+    write_json(folder / "results.json", result)
+    write_text(folder / "results.md", markdown(result))
+    return result
+
+
+def _document(
+    pair: Pair,
+    models: tuple[Decoder, Decoder],
+    depth: int,
+    prompt: Prompt,
+    tokens: int,
+    wanted: Sequence[Cell],
+    advance: Any,
+) -> dict[str, Any]:
+    ids, text = split(prompt, tokens)
+    if not ids or not text:
+        raise MissingError(f"{prompt.id}: {len(prompt.ids)} tokens leave no prompt before {tokens} of text")
+    window = max((cell.policy.prompt_queries for cell in wanted), default=1)
+    ready = prepare(*models, ids, text, pair.shared_vocab, depth, window)
+    entry: dict[str, Any] = {
+        "id": prompt.id,
+        "source": prompt.source,
+        "prompt_tokens": len(ids),
+        "text_tokens": len(text),
+        FULL: {"loss": float(ready.loss.mean()), "read": len(ids) + (len(text) - 1) / 2},
+        "cells": {},
+    }
+    for cell in wanted:
+        entry["cells"][cell.name] = _figures(measure(ready, cell.policy, depth, pair.shared_vocab))
+        advance(1)
+    return entry
+
+
+def _figures(found: Fidelity) -> dict[str, float]:
+    """Means over the tokens that the policy verified: the first comes from the prefill."""
+    behind = slice(1, None) if len(found.kl) > 1 else slice(None)
+    return {
+        "kl": float(found.kl[behind].mean()),
+        "agreement": float(found.agrees[behind].double().mean()),
+        "loss": float(found.loss.mean()),
+        "read": found.read,
+    }
+
+
+def summarise(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """Per cell the mean over documents with its interval; the loss as difference from full verification's, paired."""
+    full = [document[FULL]["loss"] for document in documents]
+    summary: dict[str, Any] = {FULL: {"perplexity": math.exp(sum(full) / len(full))}}
+    for name in names:
+        rows = [document["cells"][name] for document in documents]
+        gain = [row["loss"] - loss for row, loss in zip(rows, full, strict=True)]
+        kl = interval([row["kl"] for row in rows], seed=0)
+        summary[name] = {
+            "kl": kl._replace(low=None if kl.low is None else max(kl.low, 0.0))._asdict(),  # it is never negative
+            "agreement": interval([row["agreement"] for row in rows], seed=0, share=True)._asdict(),
+            "loss_difference": interval(gain, seed=0)._asdict(),
+            "perplexity": math.exp(sum(row["loss"] for row in rows) / len(rows)),
+            "read": sum(row["read"] for row in rows) / len(rows),
+        }
+    return summary
+
+
+HEADER = ["policy", "tokens read", "KL, nats (95 %)", "same choice (95 %)", "loss minus full's (95 %)", "perplexity"]
+
+
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """The table, for terminal and Markdown: best first within a budget."""
+    summary = result["summary"]
+    documents = result["documents"]
+    read = sum(document[FULL]["read"] for document in documents) / len(documents)
+    table = [["full verification", f"{read:.0f}", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]]
+    budget = {name: int(name.partition("@")[2]) for name in summary if name != FULL}
+    for name in sorted(budget, key=lambda name: (-budget[name], summary[name]["kl"]["mean"])):
+        cell = summary[name]
+        table.append(
+            [
+                name,
+                f"{cell['read']:.0f}",
+                with_interval(cell["kl"]),
+                with_interval(cell["agreement"]),
+                with_interval(cell["loss_difference"], sign=True),
+                f"{cell['perplexity']:.3f}",
+            ]
+        )
+    return table
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result for people."""
+    inputs = result["inputs"]
+    models = inputs["models"]
+    tokens = sum(document["text_tokens"] for document in result["documents"])
+    lines = [
+        f"# Fidelity: {models['target']['id']} with {models['draft']['id']}",
+        "",
+        f"{len(result['documents'])} documents, {tokens} tokens of text, {inputs['depth'] + 1} verified at a time;",
+        f"{result['device']}, {inputs['dtype']};",
+        f"versions: {', '.join(f'{name} {version}' for name, version in result['versions'].items())}.",
+        "",
+        f"| {' | '.join(HEADER)} |",
+        f"|{'---|' * len(HEADER)}",
+        *(f"| {' | '.join(row)} |" for row in rows(result)),
+        "",
+        "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
+        "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of the",
+        "prefix, by a KV head, mean over layers, heads and steps; NAME@k: k tokens are its budget.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def check_room(context: int, tokens: int, wanted: Sequence[Cell]) -> None:
+    """Refuse budgets that say nothing.
+
+    Raises:
+        CapacityError: a budget is not below the prompt's length.
+    """
+    if too_large := [cell for cell in wanted if cell.budget and cell.budget >= context - tokens]:
+        cell = too_large[0]
+        raise CapacityError(
+            f"--budget {cell.budget}: covers a prompt of {context - tokens} tokens (--context {context} less --tokens "
+            f"{tokens}), where every policy is full verification; give a longer --context or a smaller --budget"
+        )
