@@ -19,7 +19,7 @@ def fidelity(
     data: Annotated[str, typer.Option(help="Documents, as for search.")] = "topics",
     context: Annotated[int, typer.Option(min=3, help="Tokens of every document, prompt and text.")] = 2048,
     documents: Annotated[int, typer.Option(min=1, help="Documents.")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of text behind every prompt.")] = 128,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of text behind every prompt.")] = 128,
     method: Annotated[list[str] | None, typer.Option(help="Policy; repeat for several. Default: all.")] = None,
     budget: Annotated[list[int] | None, typer.Option(help="k; repeat for several. Default: the config's.")] = None,
     run_dir: Annotated[Path, typer.Option(help="Where it is kept and continued.")] = Path("runs/fidelity"),

@@ -19,6 +19,7 @@ from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.cache import KVCache
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import Policy
+from dustin_runtime.policies.base import Verification
 from dustin_runtime.prefill import CHUNK, chunk_for, prefill
 from dustin_runtime.signals import StepSignals
 from dustin_runtime.step import State, Stepper
@@ -35,6 +36,8 @@ class Fidelity(NamedTuple):
     """[tokens] fp64, -log p of the text's token, in nats."""
     read: float
     """Prefix tokens that a KV head read per step, mean over layers, heads and steps."""
+    lists: list[list[Tensor | None]]
+    """By step and layer, [kv_heads or 1, k] int32 prefix positions that were read, -1 padded; None for all."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Prefilled:
     Attributes:
         queries: of the prompt's last tokens, by layer of the target.
         full: [tokens, vocab] fp32 log-probabilities of full verification.
+        text_queries: by layer, [1, tokens - 1, query_heads, head_size] of the text under full verification.
+        text_keys: [layers, tokens - 1, kv_heads, head_size] likewise.
     """
 
     target: Decoder
@@ -54,6 +59,8 @@ class Prefilled:
     text: Sequence[int]
     queries: dict[int, Tensor]
     full: Tensor
+    text_queries: list[Tensor]
+    text_keys: Tensor
 
     @property
     def loss(self) -> Tensor:
@@ -69,6 +76,12 @@ class TextStepper(Stepper):
     """
 
     text: Tensor
+    verified: Verification
+    """What the last step verified with."""
+
+    def _verification(self, signals: StepSignals) -> Verification:
+        self.verified = super()._verification(signals)
+        return self.verified
 
     def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, None]:
         """The text's tokens; the draft reads them where its queries are scored."""
@@ -110,12 +123,27 @@ def prepare(
     last = prefill(target, target_cache, prompt, attend=tap, chunk=chunk, tail=window)
     prefill(draft, draft_cache, prompt, chunk=chunk)
     rows = [target.logits(last)[None, :vocab].float().log_softmax(-1)]
+    text_tap = QueryTap(dense_attention, range(target.shape.layers))
+    queries: list[list[Tensor]] = [[] for _ in range(target.shape.layers)]
     for begin in range(0, len(text) - 1, CHUNK):
         ids = torch.tensor([text[begin : min(begin + CHUNK, len(text) - 1)]], device=target.device)
         start = torch.tensor([len(prompt) + begin], device=target.device)
-        hidden = target.forward(ids, start, target_cache, dense_attention)
+        hidden = target.forward(ids, start, target_cache, text_tap)
         rows.append(target.logits(hidden[0])[:, :vocab].float().log_softmax(-1))
-    return Prefilled(target, draft, target_cache, draft_cache, prompt, text, dict(tap.queries), torch.cat(rows))
+        for layer, parts in enumerate(queries):
+            parts.append(text_tap.queries[layer])
+    return Prefilled(
+        target,
+        draft,
+        target_cache,
+        draft_cache,
+        prompt,
+        text,
+        dict(tap.queries),
+        torch.cat(rows),
+        [torch.cat(parts, dim=1) for parts in queries if parts],
+        target_cache.keys[:, 0, len(prompt) : len(prompt) + len(text) - 1].clone(),
+    )
 
 
 @torch.inference_mode()
@@ -131,6 +159,7 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
     state = _state(ready, stepper)
     padded = torch.tensor([text + text[-1:] * (depth + 1)], device=device)  # the last step looks beyond the end
     kl, agrees, loss, read = [], [], [], []
+    lists: list[list[Tensor | None]] = []
     for begin in range(0, len(text) - 1, depth + 1):
         stepper.text = padded[:, begin + 1 : begin + depth + 2]
         state.extent = length + begin
@@ -142,13 +171,69 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
         agrees.append(want.argmax(-1) == have.argmax(-1))
         loss.append(_loss(have, text[begin + 1 : begin + 1 + count]))
         read.append(result.packed[0, -2])
+        lists.append([_short(stepper.verified.kept(layer)) for layer in range(ready.target.shape.layers)])
     first = _loss(ready.full[:1], text[:1])
     return Fidelity(
         torch.cat([first.new_zeros(1), *kl]).cpu(),
         torch.cat([agrees[0].new_ones(1), *agrees]).cpu() if agrees else torch.ones(1, dtype=torch.bool),
         torch.cat([first, *loss]).cpu(),
         float(torch.stack(read).mean()) if read else float(length),
+        lists,
     )
+
+
+@torch.inference_mode()
+def recovered(ready: Prefilled, found: Sequence[Fidelity], depth: int) -> Tensor:
+    """Attention recovery rate of every policy: the share of full verification's attention on what a step reads.
+
+    All heads of all layers count alike, and the positions from the pending token on as read (windowed ARR, arXiv
+    2606.24957, section 3.1).
+
+    Args:
+        found: of `measure`, with one `depth`.
+
+    Returns:
+        [policies, steps] fp64.
+    """
+    length, steps = len(ready.prompt), len(found[0].lists)
+    shares = torch.zeros(len(found), steps, dtype=torch.float64)
+    layers = ready.target.shape.layers
+    for step in range(steps):
+        begin = step * (depth + 1)
+        count = min(depth + 1, len(ready.text) - 1 - begin)
+        for layer in range(layers):
+            keys = torch.cat((ready.target_cache.keys[layer, 0, :length], ready.text_keys[layer, : begin + count]))
+            rows = _rows(ready.text_queries[layer][0, begin : begin + count], keys)  # [kv_heads, queries, keys]
+            new = rows[..., length + begin :].sum(-1)
+            for index, one in enumerate(found):
+                kept = one.lists[step][layer]
+                mass = rows.sum(-1) if kept is None else new + _mass(rows, kept)
+                shares[index, step] += float(mass.mean()) / layers
+    return shares
+
+
+def _rows(q: Tensor, k: Tensor) -> Tensor:
+    """Attention of the last tokens: q [tokens, query_heads, size], k [keys, kv_heads, size]; [kv_heads, rows, keys]."""
+    tokens, _, size = q.shape
+    keys, kv_heads = k.shape[:2]
+    packed = q.float().view(tokens, kv_heads, -1, size).permute(1, 2, 0, 3)  # kv head, group, token
+    scores = packed @ k.float().permute(1, 2, 0).unsqueeze(1) * size**-0.5
+    hidden = torch.arange(keys, device=k.device) - (keys - tokens) > torch.arange(tokens, device=k.device).unsqueeze(1)
+    weights: Tensor = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return weights.flatten(1, 2)
+
+
+def _mass(rows: Tensor, kept: Tensor) -> Tensor:
+    """[kv_heads, rows]: what lies on the positions of a list."""
+    index = kept.long().clamp(min=0)[:, None].expand(len(rows), rows.shape[1], -1)
+    return (rows.gather(2, index) * (kept >= 0)[:, None]).sum(-1)
+
+
+def _short(kept: Tensor | None) -> Tensor | None:
+    """Of one row, without the padding that all lists have."""
+    if kept is None:
+        return None
+    return kept[0, :, : int((kept[0] >= 0).sum(-1).max())].int()
 
 
 def _state(ready: Prefilled, stepper: Stepper) -> State:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dustin_profile.data import Calibration, Prompt
-from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare
+from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
 from dustin_profile.progress import progress
 from dustin_profile.provenance import device_name, versions
 from dustin_profile.report import with_interval
@@ -24,7 +24,7 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import POLICIES, Policy, make_policy
 
 VERSION = 1
-FULL = "full"
+FULL, CORRELATION = "full", "arr_kl_rank_correlation"
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def _document(
     advance: Any,
 ) -> dict[str, Any]:
     ids, text = split(prompt, tokens)
-    if not ids or not text:
-        raise MissingError(f"{prompt.id}: {len(prompt.ids)} tokens leave no prompt before {tokens} of text")
+    if not ids or len(text) < 2:  # the first token of a text comes from the prefill
+        raise MissingError(f"{prompt.id}: {len(ids)} tokens and {len(text)} of text leave nothing to verify")
     window = max((cell.policy.prompt_queries for cell in wanted), default=1)
     ready = prepare(*models, ids, text, pair.shared_vocab, depth, window)
     entry: dict[str, Any] = {
@@ -144,9 +144,13 @@ def _document(
         FULL: {"loss": float(ready.loss.mean()), "read": len(ids) + (len(text) - 1) / 2},
         "cells": {},
     }
+    found = []
     for cell in wanted:
-        entry["cells"][cell.name] = _figures(measure(ready, cell.policy, depth, pair.shared_vocab))
+        found.append(measure(ready, cell.policy, depth, pair.shared_vocab))
         advance(1)
+    shares = recovered(ready, found, depth)
+    for cell, one, arr in zip(wanted, found, shares, strict=True):
+        entry["cells"][cell.name] = _figures(one) | {"arr": float(arr.mean())}
     return entry
 
 
@@ -171,15 +175,35 @@ def summarise(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict
         kl = interval([row["kl"] for row in rows], seed=0)
         summary[name] = {
             "kl": kl._replace(low=None if kl.low is None else max(kl.low, 0.0))._asdict(),  # it is never negative
+            "arr": interval([row["arr"] for row in rows], seed=0, share=True)._asdict(),
             "agreement": interval([row["agreement"] for row in rows], seed=0, share=True)._asdict(),
             "loss_difference": interval(gain, seed=0)._asdict(),
             "perplexity": math.exp(sum(row["loss"] for row in rows) / len(rows)),
             "read": sum(row["read"] for row in rows) / len(rows),
         }
+    points = [(row["arr"], row["kl"]) for document in documents for row in document["cells"].values()]
+    summary[CORRELATION] = spearman(points)
     return summary
 
 
-HEADER = ["policy", "tokens read", "KL, nats (95 %)", "same choice (95 %)", "loss minus full's (95 %)", "perplexity"]
+def spearman(points: Sequence[tuple[float, float]]) -> float | None:
+    """Rank correlation of pairs; None where one side does not vary."""
+    from scipy.stats import spearmanr
+
+    if len({x for x, _ in points}) < 2 or len({y for _, y in points}) < 2:
+        return None
+    return float(spearmanr(points).statistic)
+
+
+HEADER = [
+    "policy",
+    "tokens read",
+    "ARR (95 %)",
+    "KL, nats (95 %)",
+    "same choice (95 %)",
+    "loss minus full's",
+    "perplexity",
+]
 
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
@@ -187,17 +211,18 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     summary = result["summary"]
     documents = result["documents"]
     read = sum(document[FULL]["read"] for document in documents) / len(documents)
-    table = [["full verification", f"{read:.0f}", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]]
-    budget = {name: int(name.partition("@")[2]) for name in summary if name != FULL}
+    table = [["full verification", f"{read:.0f}", "1", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]]
+    budget = {name: int(name.partition("@")[2]) for name in summary if "@" in name}
     for name in sorted(budget, key=lambda name: (-budget[name], summary[name]["kl"]["mean"])):
         cell = summary[name]
         table.append(
             [
                 name,
                 f"{cell['read']:.0f}",
+                with_interval(cell["arr"]),
                 with_interval(cell["kl"]),
                 with_interval(cell["agreement"]),
-                with_interval(cell["loss_difference"], sign=True),
+                f"{cell['loss_difference']['mean']:+.4f}",
                 f"{cell['perplexity']:.3f}",
             ]
         )
@@ -222,8 +247,11 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
         "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of the",
-        "prefix, by a KV head, mean over layers, heads and steps; NAME@k: k tokens are its budget.",
+        "prefix, by a KV head, mean over layers, heads and steps; NAME@k: k tokens are its budget. ARR: share of full",
+        "verification's attention, of all heads, that lies on what is read.",
     ]
+    if (correlation := result["summary"][CORRELATION]) is not None:
+        lines += ["", f"Rank correlation of ARR and KL over documents and policies: {correlation:+.3f}."]
     return "\n".join(lines) + "\n"
 
 

@@ -23,7 +23,7 @@ from dustin_runtime.kernels import usable
 from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.policies import Policy
-from dustin_runtime.policies.base import Memory
+from dustin_runtime.policies.base import Memory, Verification
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.signals import StepSignals
 
@@ -182,7 +182,7 @@ class Stepper:
         signals.begin_history()
         drafts, draft_probabilities = self.draft_tokens(state, signals)
         signals.join()
-        verify = self.policy.verification(signals)
+        verify = self._verification(signals)
         tap = QueryTap(verify, self.history_heads.layers if self.history_heads else ())
         ids = torch.cat((state.recent[:, 1:], drafts), dim=1)
         hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, state.extent + self.depth + 1)
@@ -193,6 +193,9 @@ class Stepper:
         queries = self.history_heads.gather(tap.queries) if self.history_heads else None
         packed = _advance(state, ids, tokens, accepted, finite, verify.tokens_read(state.lengths), queries)
         return StepResult(packed, logits)
+
+    def _verification(self, signals: StepSignals) -> Verification:
+        return self.policy.verification(signals)
 
     def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, Tensor | None]:
         """Propose `depth` tokens: [rows, depth], and what they were drawn from if that was not the arg-max.

@@ -33,6 +33,9 @@ class FullAttention:
     def tokens_read(self, lengths: Tensor) -> Tensor:
         return lengths.float()
 
+    def kept(self, layer: int) -> None:
+        return None
+
 
 def dense_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
     """The plain reference: masked attention over `k.shape[1]` positions."""

@@ -24,11 +24,11 @@ class SparseAttention:
     """
 
     def __init__(self, kept: Tensor, ring: Ring = WHOLE) -> None:
-        self.kept = kept
+        self.lists = kept
         self.ring = ring
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
-        kept = self.kept[layer if self.kept.shape[0] > 1 else 0]
+        kept = self.kept(layer)
         if usable(q, heads_of=q.shape[3]):
             from dustin_runtime.kernels.sparse import sparse_attention
 
@@ -37,9 +37,13 @@ class SparseAttention:
 
     def tokens_read(self, lengths: Tensor) -> Tensor:
         """[batch] fp32, prefix tokens that each KV head read, mean over layers and heads."""
-        read = (self.kept >= 0).sum(dim=(0, 2, 3), dtype=torch.float32)
-        lists = self.kept.shape[0] * self.kept.shape[2]
+        read = (self.lists >= 0).sum(dim=(0, 2, 3), dtype=torch.float32)
+        lists = self.lists.shape[0] * self.lists.shape[2]
         return read / lists if lists > 1 else read
+
+    def kept(self, layer: int) -> Tensor:
+        """[batch, kv_heads or 1, k]."""
+        return self.lists[layer if self.lists.shape[0] > 1 else 0]
 
 
 def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor, ring: Ring = WHOLE) -> Tensor:

@@ -31,6 +31,10 @@ class Verification(Protocol):
         """[batch] fp32, once all layers have run: prefix tokens that each KV head read, mean over layers and heads."""
         ...
 
+    def kept(self, layer: int) -> Tensor | None:
+        """[batch, kv_heads or 1, k] int64 prefix positions that the layer read, -1 padded; None for all."""
+        ...
+
 
 class Memory(Protocol):
     """What a policy keeps between steps, in buffers that keep their place: a CUDA graph holds their addresses."""

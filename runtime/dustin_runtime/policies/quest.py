@@ -115,21 +115,29 @@ class QuestAttention:
     def __init__(self, bounds: PageBounds, budget: int) -> None:
         self.bounds = bounds
         self.budget = budget
-        self._read: list[Tensor | None] = []
-        """By layer, [batch] fp32 tokens read; None for all."""
+        self._lists: list[Tensor | None] = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
         if layer < DENSE_LAYERS:
-            self._read.append(None)
+            self._lists.append(None)
             return dense_attention(layer, q, k, v, start)
         scores = page_scores(q, *self.bounds.refresh(layer, k, start, q.shape[1]))
         kept = choose_pages(scores, start, self.budget)
-        self._read.append((kept >= 0).sum(dim=2).float().mean(dim=1))
+        self._lists.append(kept)
         return SparseAttention(kept.unsqueeze(0))(0, q, k, v, start)
 
     def tokens_read(self, lengths: Tensor) -> Tensor:
         """[batch] fp32, mean over layers and KV heads; the bounds, one token's worth per page, are not counted."""
-        return torch.stack([lengths.float() if read is None else read for read in self._read]).mean(dim=0)
+        found = [lengths.float() if kept is None else _read(kept) for kept in self._lists]
+        return torch.stack(found).mean(dim=0)
+
+    def kept(self, layer: int) -> Tensor | None:
+        """[batch, kv_heads, k]."""
+        return self._lists[layer]
+
+
+def _read(kept: Tensor) -> Tensor:
+    return (kept >= 0).sum(dim=2).float().mean(dim=1)
 
 
 @dataclass(frozen=True)
