@@ -195,21 +195,32 @@ def recovered(ready: Prefilled, found: Sequence[Fidelity], depth: int) -> Tensor
     Returns:
         [policies, steps] fp64.
     """
-    length, steps = len(ready.prompt), len(found[0].lists)
+    layers, steps = ready.target.shape.layers, len(found[0].lists)
     shares = torch.zeros(len(found), steps, dtype=torch.float64)
-    layers = ready.target.shape.layers
     for step in range(steps):
         begin = step * (depth + 1)
-        count = min(depth + 1, len(ready.text) - 1 - begin)
         for layer in range(layers):
-            keys = torch.cat((ready.target_cache.keys[layer, 0, :length], ready.text_keys[layer, : begin + count]))
-            rows = _rows(ready.text_queries[layer][0, begin : begin + count], keys)  # [kv_heads, queries, keys]
-            new = rows[..., length + begin :].sum(-1)
+            rows = attention_rows(ready, layer, begin, depth)
+            new = rows[..., len(ready.prompt) + begin :].sum(-1)
             for index, one in enumerate(found):
                 kept = one.lists[step][layer]
                 mass = rows.sum(-1) if kept is None else new + _mass(rows, kept)
                 shares[index, step] += float(mass.mean()) / layers
     return shares
+
+
+def attention_rows(ready: Prefilled, layer: int, begin: int, depth: int) -> Tensor:
+    """Full verification's attention in one step.
+
+    Args:
+        begin: tokens of the text before the step's pending one.
+
+    Returns:
+        [kv_heads, rows, keys] fp32: rows are the step's tokens by query head of the KV head; each sums to 1.
+    """
+    end = min(begin + depth + 1, len(ready.text) - 1)
+    prompt = ready.target_cache.keys[layer, 0, : len(ready.prompt)]
+    return _rows(ready.text_queries[layer][0, begin:end], torch.cat((prompt, ready.text_keys[layer, :end])))
 
 
 def _rows(q: Tensor, k: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dustin_profile.data import Calibration, Prompt
 from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
+from dustin_profile.evaluation.oracle import ORACLES, Oracle
 from dustin_profile.progress import progress
 from dustin_profile.provenance import device_name, versions
 from dustin_profile.report import with_interval
@@ -50,13 +51,15 @@ def cells(methods: Sequence[str], budgets: Sequence[int], config: DustinConfig) 
         if name in POLICIES and not POLICIES[name].needs_selection:
             raise UsageError(f"--method {name}: verifies in full, which is what the others are compared with")
         selections = {budget: changed(config.selection, budget, None) for budget in budgets}
-        found += [Cell(make_policy(name, selection), budget) for budget, selection in selections.items()]
+        for budget, selection in selections.items():
+            policy = ORACLES[name](selection) if name in ORACLES else make_policy(name, selection)
+            found.append(Cell(policy, budget))
     return found
 
 
 def sparse_methods() -> list[str]:
-    """Names of the methods that do not read everything."""
-    return [name for name, policy in POLICIES.items() if policy.needs_selection]
+    """Names of the methods that do not read everything, and of their bounds."""
+    return [*ORACLES, *(name for name, policy in POLICIES.items() if policy.needs_selection)]
 
 
 def split(prompt: Prompt, tokens: int) -> tuple[list[int], list[int]]:
@@ -146,7 +149,8 @@ def _document(
     }
     found = []
     for cell in wanted:
-        found.append(measure(ready, cell.policy, depth, pair.shared_vocab))
+        policy = cell.policy.bound(ready, depth) if isinstance(cell.policy, Oracle) else cell.policy
+        found.append(measure(ready, policy, depth, pair.shared_vocab))
         advance(1)
     shares = recovered(ready, found, depth)
     for cell, one, arr in zip(wanted, found, shares, strict=True):

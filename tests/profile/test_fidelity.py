@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
+from dustin_profile.evaluation.oracle import ORACLES
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Engine
@@ -148,3 +149,19 @@ def test_short_texts(target: Decoder, tokens: int) -> None:
     found = of(target, "dustin", 16, TEXT[:tokens])
     assert len(found.kl) == len(found.agrees) == len(found.loss) == tokens
     assert found.kl[0] == 0
+
+
+def test_no_list_recovers_more_than_the_oracle_of_its_kind(target: Decoder) -> None:
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32)
+    chosen = selection(16)
+    one_list = ["dustin", "dustin-t", "dustin-d", "streaming"]
+    policies = [ORACLES[name](chosen).bound(ready, DEPTH) for name in ORACLES]
+    policies += [make_policy(name, chosen) for name in [*one_list, "snapkv-8"]]
+    found = [measure(ready, policy, DEPTH, VOCAB) for policy in policies]
+    assert [kept is not None and kept.shape[-1] for kept in found[1].lists[0]] == [16] * 4
+    shares = recovered(ready, found, DEPTH)
+    one, by_head, *others = shares
+    assert bool((by_head >= one - 1e-9).all())
+    for share in others[: len(one_list)]:
+        assert bool((one >= share - 1e-9).all())
+    assert bool((one > others[3] + 0.01).all())
