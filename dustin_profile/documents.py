@@ -144,8 +144,9 @@ def hub_rows(
     if offline:
         datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
     try:
-        split = split or datasets.get_dataset_split_names(name, config, revision=revision)[0]
-        rows = datasets.load_dataset(name, config, split=split, revision=revision)
+        part = [name] if config is None else [name, config]
+        split = split or datasets.get_dataset_split_names(*part, revision=revision)[0]
+        rows = datasets.load_dataset(*part, split=split, revision=revision)
     except Exception as error:  # the library raises whatever its parsers and HTTP clients do
         where = "is not in the local cache, and --offline forbids to fetch it" if offline else "cannot be loaded"
         raise MissingError(f"{spec}: {where} ({_line(error)})") from None

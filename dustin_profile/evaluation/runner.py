@@ -46,6 +46,19 @@ class Cell(NamedTuple):
         """Such as `vanilla` or `dustin-k512`."""
         return self.method if self.budget is None else f"{self.method}-k{self.budget}"
 
+    @classmethod
+    def of(cls, name: str) -> Cell | None:
+        """The cell of a name; None if it is not one's."""
+        method, _, budget = name.rpartition("-k")
+        cell = cls(method, int(budget)) if method and budget.isdecimal() else cls(name, None)
+        known = POLICIES.get(cell.method)
+        return cell if known and known.needs_selection == (cell.budget is not None) else None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """For tables: methods as they are listed, then by budget."""
+        return list(POLICIES).index(self.method), self.budget or 0
+
 
 def make_cells(methods: Sequence[str], budgets: Sequence[int], served: DustinConfig) -> list[Cell]:
     """Every method with every budget, those without a budget once; the config's budget if none is given.
@@ -69,7 +82,8 @@ class Run:
 
     Attributes:
         batch: items that are generated at once.
-        rows: by cell, in the items' order, once `measure` has returned.
+        rows: by cell, in the items' order, once `measure` has returned; with those of other cells that an earlier
+            run left in the folder.
     """
 
     folder: Path
@@ -123,7 +137,24 @@ class Run:
                 for cell in self.cells:
                     if waiting[cell]:
                         self._measure(cell, waiting[cell], files[cell], models, hashes, advance)
-        self.rows = {cell: [file.rows[item.id] for item in items] for cell, file in files.items()}
+        complete = self._others(hashes) | files
+        self.rows = {
+            cell: [complete[cell].rows[item.id] for item in items]
+            for cell in sorted(complete, key=lambda cell: cell.order)
+        }
+
+    def _others(self, hashes: dict[str, str]) -> dict[Cell, RowFile]:
+        """Cells that are in the folder already and have every item."""
+        found = {}
+        for path in (self.folder / "rows").glob("*.jsonl"):
+            if (cell := Cell.of(path.stem)) and cell not in self.cells:
+                file = RowFile(path)
+                _require_same(file, cell, hashes)
+                if absent := hashes.keys() - file.rows.keys():
+                    say(f"{cell.name}: {len(absent)} of {len(hashes)} items are not done; left out of the results")
+                else:
+                    found[cell] = file
+        return found
 
     def _items(self) -> list[Item]:
         items = list(self.task.items())
@@ -172,6 +203,7 @@ class Run:
             texts = _Texts(self.pair, chunk)
 
             def keep(index: int, generation: Generation, texts: _Texts = texts) -> None:
+                seconds = texts.seconds(index)  # before the scoring, which takes a second for long texts
                 item = texts.items[index]
                 text = texts.finish(index)
                 scores = self.task.score(item, text)
@@ -187,7 +219,7 @@ class Run:
                         "text": text,
                         "scores": scores,
                     }
-                    | _figures(generation, texts.seconds(index))
+                    | _figures(generation, seconds)
                 )
                 advance(1)
 
@@ -256,7 +288,7 @@ def item_hash(item: Item) -> str:
 def _figures(generation: Generation, seconds: float) -> dict[str, Any]:
     """How the text came about. None where no step was needed: its first token, from the prefill, was the last.
 
-    `tokens_per_s` is what one reader sees: with a batch, other items' prefills lie between its tokens.
+    `tokens_per_s` is what one reader sees: with a batch, prefills and scoring of other items lie between its tokens.
     """
     steps = generation.steps
     return {

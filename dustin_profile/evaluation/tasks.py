@@ -16,7 +16,7 @@ class Item(NamedTuple):
         new_tokens: the most tokens to generate.
         stop: strings that end the text (they are not part of it); line breaks that the text begins with end nothing.
         group: cells of a table that it belongs to, such as {"task": "qasper"} or {"length": "4096", "depth": "0.5"}.
-        answers: references that the task scores against.
+        answers: references that the task scores against, as JSON values: they are part of an item's hash.
     """
 
     id: str
