@@ -74,6 +74,8 @@ def eval_table(results: dict[str, Any]) -> None:
     for name in ("n", f"{first}, 95 %", "- vanilla, 95 %", "same text", "read", "tau", "tokens/s"):
         table.add_column(name, justify="right")
     groups = {tuple(entry["group"].items()): None for entry in results["entries"]}
+    if len(groups) == 2:  # one group, which is all items
+        del groups[()]
     for group in sorted(groups, key=lambda found: not found):  # all items last
         for place, entry in enumerate(e for e in results["entries"] if tuple(e["group"].items()) == group):
             lost = entry["minus_vanilla"]

@@ -20,11 +20,13 @@ from dustin_profile.evaluation.rows import RowFile
 from dustin_profile.evaluation.runner import Cell, chunks, end_of
 from dustin_profile.evaluation.tasks import Item
 from dustin_profile.texts import topics
+from dustin_runtime.bench.subject import changed
 from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
 from dustin_runtime.files import read_json
 from dustin_runtime.loading import open_pair
 
 USAGE, CONFLICT, CAPACITY, MISSING, INTERRUPTED = 2, 4, 5, 6, 130
+LAYER_1 = LayerHeads(layer=1, heads=(1, 2))
 METHODS = ("vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", "streaming")
 
 
@@ -53,7 +55,7 @@ def config(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Pat
         window=8,
         m=20,
         history=LayerHeads(layer=2, heads=(0, 3)),
-        lookahead=(LayerHeads(layer=1, heads=(1, 2)),),
+        lookahead=(LAYER_1,),
     )
     path = tmp_path_factory.mktemp("config") / "pair.yaml"
     save_config(DustinConfig(pair=pair.identity(), depth=2, selection=selection), path)
@@ -241,7 +243,7 @@ def test_what_cannot_run_is_refused_before_any_work(
 ) -> None:
     for options, code, message in (
         (["--method", "dustn"], USAGE, "--method dustn: unknown (known: vanilla"),
-        (["--budget", 8], USAGE, "--budget, --m: budget: 8 leaves no token to choose"),
+        (["--budget", 8], USAGE, "--budget: budget: 8 leaves no token to choose"),
         (["--task", "hotpot"], USAGE, "--task hotpot: no English task of LongBench; did you mean 'hotpotqa'?"),
         (["--task", "lcc"], MISSING, f"--data {data}: has no row of lcc"),
         (["--template", "chat"], USAGE, "--template chat: the tokenizer has no chat template"),
@@ -256,6 +258,14 @@ def test_what_cannot_run_is_refused_before_any_work(
     assert outcome.code == CAPACITY
     assert outcome.error.startswith("item hotpotqa#0001 with its output: ")
     assert "exceed the model's context of 4096" in outcome.error
+
+
+def test_m_is_cut_to_what_a_small_budget_leaves() -> None:
+    chosen = Selection(
+        budget=128, sink=4, window=16, m=99, history=LayerHeads(layer=2, heads=(0,)), lookahead=(LAYER_1,)
+    )
+    assert [changed(chosen, k, None).m for k in (256, 128, 64, 21)] == [198, 99, 44, 1]  # 64: 49 and 20 exceed it
+    assert changed(chosen, None, None) == chosen
 
 
 def test_a_text_ends_at_the_first_stop_string_behind_leading_line_breaks() -> None:
