@@ -73,11 +73,11 @@ def _documents(spec: str, offline: bool, columns: Columns) -> Iterator[Document]
     elif path.is_file() and path.suffix == ".jsonl":
         yield from _row_documents(read_rows(path), path.name, spec, columns)
     elif path.is_file() and path.suffix == ".parquet":
-        yield from _row_documents(_parquet_rows(path), path.name, spec, columns)
+        yield from _row_documents(parquet_rows(path), path.name, spec, columns)
     elif path.is_file():
         yield _document(path.name, path.name, read_text(path))
     elif match := HUB_ID.fullmatch(spec):
-        rows = _hub_rows(spec, match["name"], match["split"], match["revision"], offline)
+        rows = hub_rows(spec, match["name"], match["split"], match["revision"], offline)
         yield from _row_documents(rows, match["name"].split("/")[1], spec, columns)
     else:
         raise MissingError(f"{spec}: no such file or folder, and not a data set (organisation/name[:split][@revision])")
@@ -103,7 +103,12 @@ def _row_documents(
         yield _document(f"{source}#{number:04d}", source, column(row, text, place), query or None, answer or None)
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a parquet file, numbered from 1.
+
+    Raises:
+        MissingError: it is absent, not parquet, or empty.
+    """
     import pandas
 
     try:
@@ -116,9 +121,19 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     return enumerate(frame.to_dict("records"), 1)
 
 
-def _hub_rows(
-    spec: str, name: str, split: str | None, revision: str | None, offline: bool
+def hub_rows(
+    spec: str, name: str, split: str | None, revision: str | None, offline: bool, config: str | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a data set of the hub, numbered from 1.
+
+    Args:
+        spec: what the user wrote, for errors.
+        split: its first one if not given.
+        config: which of the data set's parts, if it has several.
+
+    Raises:
+        MissingError: it cannot be loaded, or is not in the local cache.
+    """
     import datasets
     import huggingface_hub
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # public, not re-exported
@@ -129,8 +144,9 @@ def _hub_rows(
     if offline:
         datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
     try:
-        split = split or datasets.get_dataset_split_names(name, revision=revision)[0]
-        rows = datasets.load_dataset(name, split=split, revision=revision)
+        part = [name] if config is None else [name, config]
+        split = split or datasets.get_dataset_split_names(*part, revision=revision)[0]
+        rows = datasets.load_dataset(*part, split=split, revision=revision)
     except Exception as error:  # the library raises whatever its parsers and HTTP clients do
         where = "is not in the local cache, and --offline forbids to fetch it" if offline else "cannot be loaded"
         raise MissingError(f"{spec}: {where} ({_line(error)})") from None

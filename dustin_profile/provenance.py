@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "optuna", "numpy", "triton")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "optuna", "numpy", "triton", "rouge")
 
 
 def versions() -> dict[str, str]:

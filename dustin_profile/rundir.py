@@ -73,6 +73,23 @@ def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool) -> None:
     write_json(path, inputs)
 
 
+def keep_inputs(folder: Path, inputs: dict[str, Any]) -> None:
+    """Begin or continue a folder in which results are collected and never discarded.
+
+    Raises:
+        ConflictError: it holds results of other inputs; names the first that differs, with both values.
+    """
+    path = folder / "inputs.json"
+    if not path.exists():
+        write_json(path, inputs)
+    elif field := first_difference(read_json(path), inputs):
+        name, old, new = field
+        raise ConflictError(
+            f"{folder}: holds results of {name} = {_short(old)}, now {_short(new)}; they would be mixed:"
+            " give another --run-dir"
+        )
+
+
 def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """The first leaf in which two JSON values differ: its dotted name and both values."""
     if isinstance(before, dict) and isinstance(now, dict):

@@ -71,6 +71,23 @@ def interval(values: npt.ArrayLike, seed: int, level: float = 0.95, share: bool 
     return Interval(mean, float(low), float(high), "bootstrap", count)
 
 
+def per_document(values: npt.ArrayLike, documents: Sequence[str]) -> npt.NDArray[np.float64]:
+    """One value per document, for `interval`, whose mean is that of all values.
+
+    Documents with more values weigh more in that mean. Each gets the mean plus its own part in the deviation from it,
+    so that the interval is that of a ratio of two sums over documents (clustered errors).
+
+    Args:
+        values: [items].
+        documents: which document each belongs to.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    names, places = np.unique(np.asarray(documents), return_inverse=True)
+    sums, counts = np.bincount(places, weights=sample), np.bincount(places)
+    mean = sample.mean()
+    return np.asarray(mean + (sums - counts * mean) * len(names) / len(sample))
+
+
 def m_interval(per_document_curve: npt.ArrayLike, seed: int, level: float = 0.95) -> tuple[int, int] | None:
     """How far the best m moves when the documents are drawn anew: percentile bootstrap of the arg-max.
 

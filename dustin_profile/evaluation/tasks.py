@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -12,16 +12,16 @@ class Item(NamedTuple):
     Attributes:
         id: unique in its task, and the same in every run: what was done is found by it after an interruption.
         document: the unit of intervals; items of one document resemble each other.
-        prompt: token ids.
+        prompt: token ids; an `array` holds thousands of long prompts in a tenth of a list's memory.
         new_tokens: the most tokens to generate.
-        stop: strings that end the text (they are not part of it).
+        stop: strings that end the text (they are not part of it); line breaks that the text begins with end nothing.
         group: cells of a table that it belongs to, such as {"task": "qasper"} or {"length": "4096", "depth": "0.5"}.
-        answers: references that the task scores against.
+        answers: references that the task scores against, as JSON values: they are part of an item's hash.
     """
 
     id: str
     document: str
-    prompt: list[int]
+    prompt: Sequence[int]
     new_tokens: int
     stop: tuple[str, ...]
     group: Mapping[str, str]

@@ -28,7 +28,6 @@ from dustin_runtime.step import State, Stepper, StepResult
 
 OnTokens = Callable[[int, list[int]], bool]
 OnStep = Callable[[StepResult, list[int]], None]
-OnEnd = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,14 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     finished: str | None = None
     """`stop` or `length` once it is."""
+    steps: int = 0
+    accepted: int = 0
+    """Drafts accepted, summed over its steps; what a limit cut off the last step counts."""
+    read: float = 0.0
+    """Prefix tokens that a KV head read, summed over its steps."""
+
+
+OnEnd = Callable[[int, Generation], None]
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,8 @@ class Engine:
             on_tokens: called with (prompt's index, new tokens); returning True ends it (a stop string was seen).
             on_step: called with every step's result and the prompts' numbers of emitted tokens before it.
             draws: how each prompt's tokens are drawn; greedily if not given.
-            on_end: called with a prompt's index once its last tokens have been handed to `on_tokens`.
+            on_end: called with a prompt's index and what became of it once its last tokens have been handed to
+                `on_tokens`.
 
         Returns:
             One generation per prompt. After an interruption (Ctrl-C) `finished` of some is None.
@@ -320,6 +328,10 @@ class _Run:
                 self._not_finite(index)
             self.statistics.steps += 1
             self.statistics.read += read
+            sequence = self.sequences[index]
+            sequence.steps += 1
+            sequence.accepted += int(count) - 1
+            sequence.read += read
             for position in range(int(count) - 1):
                 self.statistics.accepted_at[position] += 1
             self.statistics.emitted += self._emit(index, [int(token) for token in tokens[: int(count)]])
@@ -346,7 +358,7 @@ class _Run:
         if sequence.finished is None and len(sequence.tokens) >= self.limit:
             sequence.finished = "length"
         if sequence.finished and self.on_end:
-            self.on_end(index)
+            self.on_end(index, sequence)
         return len(new)
 
     def _release(self, state: State, row: int) -> int | None:

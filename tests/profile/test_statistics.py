@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dustin_profile.statistics import flat_top, interval, m_interval, split
+from dustin_profile.statistics import flat_top, interval, m_interval, per_document, split
 from dustin_runtime.errors import NothingMeasuredError
 
 
@@ -86,6 +86,18 @@ def test_interval_of_shares_stays_between_0_and_1() -> None:
     assert interval([0.99, 0.90], seed=0).high > 1
     found = interval([0.99, 0.90], seed=0, share=True)
     assert (found.low, found.high) == (pytest.approx(interval([0.99, 0.90], seed=0).low), 1.0)
+
+
+def test_items_are_clustered_by_document() -> None:
+    # Two items of b, one of a and of c: the mean is that of the items, the error that of a ratio of sums.
+    scores, documents = [1.0, 0.0, 1.0, 1.0], ["b", "b", "a", "c"]
+    values = per_document(scores, documents)
+    # mean 0.75; per document (sum - count * mean) * 3 / 4: a 0.1875, b -0.375, c 0.1875
+    assert values.tolist() == pytest.approx([0.9375, 0.375, 0.9375])
+    assert per_document([0.2, 0.4, 0.9], ["x", "y", "z"]).tolist() == pytest.approx([0.2, 0.4, 0.9])
+    # Items that repeat within their document say nothing more than one each: the interval does not shrink.
+    once, often = interval([0.2, 0.4, 0.9], seed=0), per_document([0.2, 0.4, 0.9] * 5, ["x", "y", "z"] * 5)
+    assert interval(often, seed=0).low == pytest.approx(once.low)
 
 
 def test_flat_top_is_the_run_around_the_best() -> None:

@@ -217,6 +217,9 @@ def test_a_queue_gives_every_prompt_the_text_it_has_alone(target: Decoder, metho
     assert [g.tokens for g in again] == [g.tokens for g in together[:9]]
     assert {g.finished for g in together} == {"stop", "length"}
     assert statistics.launches < statistics.steps
+    assert sum(g.steps for g in together) == statistics.steps
+    assert sum(g.accepted for g in together) == sum(statistics.accepted_at)
+    assert sum(g.read for g in together) == pytest.approx(statistics.read)
 
 
 def test_a_windowed_draft_changes_drafts_and_not_the_text(target: Decoder) -> None:

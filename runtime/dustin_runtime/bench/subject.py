@@ -109,20 +109,22 @@ def spread(target: ModelShape, draft: ModelShape, budget: int) -> Selection:
 
 
 def changed(selection: Selection, budget: int | None, m: int | None) -> Selection:
-    """The selection with another budget, m in proportion, or another m.
+    """The selection with another budget, m in proportion as far as it leaves room for what is protected, or another m.
 
     Raises:
         UsageError: the split is invalid.
     """
     changes: dict[str, int] = {}
     if budget is not None:
-        changes = {"budget": budget, "m": selection.m * budget // selection.budget}
+        room = max(budget - selection.sink - selection.window, 0)
+        changes = {"budget": budget, "m": min(selection.m * budget // selection.budget, room)}
     if m is not None:
         changes["m"] = m
     try:
         return Selection.model_validate(selection.model_dump() | changes)
     except ValidationError as error:
-        raise UsageError(f"--budget, --m: {one_line(error)}") from None
+        flags = ", ".join(flag for flag, value in (("--budget", budget), ("--m", m)) if value is not None)
+        raise UsageError(f"{flags}: {one_line(error)}") from None
 
 
 def parts_of_text(

@@ -101,7 +101,7 @@ def generate(
     from dustin_runtime.config import load_config
     from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
     from dustin_runtime.loading import pick_device, pick_dtype
-    from dustin_runtime.policies import make_policy
+    from dustin_runtime.policies import draft_window, make_policy
     from dustin_runtime.prompts import encode, gather_prompts
     from dustin_runtime.step import Stepper
 
@@ -123,7 +123,7 @@ def generate(
     if kind != "cpu":
         deepest = depth or gamma if drafted else 0
         longest = max(map(len, ids)) + capacity_beyond(max_new_tokens, deepest)
-        windows = [_window(policy, draft_budget, served) or longest for policy in policies if policy.drafts]
+        windows = [draft_window(policy, draft_budget, served) or longest for policy in policies if policy.drafts]
         narrow = max(windows, default=longest)
         _require_memory(
             opened,
@@ -142,7 +142,7 @@ def generate(
     draws = [Draw(temperature, top_p, seed + index) for index in range(len(ids))]
     runs = []
     for policy in policies:
-        window = _window(policy, draft_budget, served)
+        window = draft_window(policy, draft_budget, served)
         stepper = Stepper(
             model,
             drafter,
@@ -175,13 +175,6 @@ def _check_draws(temperature: float, top_p: float, stop: list[str]) -> None:
         raise UsageError(f"--top-p {top_p}: greedy decoding draws nothing; give a --temperature above 0")
     if "" in stop:
         raise UsageError("--stop: is empty; give the text to end at")
-
-
-def _window(policy: Policy, draft_budget: int | None, served: DustinConfig | None) -> int | None:
-    """First and last tokens that the draft reads with this method; None for all."""
-    if draft_budget or policy.windowed_draft:
-        return draft_budget or 512
-    return served.draft_budget if served and policy.needs_selection else None
 
 
 def _require_memory(
@@ -282,7 +275,7 @@ def _run(
 
     printed: set[int] = set()
 
-    def end(row: int) -> None:
+    def end(row: int, generation: Generation) -> None:
         if several:
             text = stream.finish(row)
             printed.add(row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dustin_runtime.config import Selection
+from dustin_runtime.config import DustinConfig, Selection
 from dustin_runtime.errors import UsageError
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
@@ -36,4 +36,15 @@ def make_policy(name: str, selection: Selection | None, option: str = "--method"
     return policy(selection if policy.needs_selection else None)
 
 
-__all__ = ["POLICIES", "Policy", "Signals", "make_policy"]
+def draft_window(policy: Policy, asked: int | None, served: DustinConfig | None) -> int | None:
+    """First and last tokens that the draft reads with this method; None for all.
+
+    Args:
+        asked: what the user wants instead of the method's or the configuration's own.
+    """
+    if asked or policy.windowed_draft:
+        return asked or 512
+    return served.draft_budget if served and policy.needs_selection else None
+
+
+__all__ = ["POLICIES", "Policy", "Signals", "draft_window", "make_policy"]
