@@ -113,7 +113,7 @@ def evaluate(
     cells = make_cells(methods or ["vanilla", "dustin"], budgets or (), served)
     device = pick_device(models.device)
     dtype = pick_dtype(models.dtype, device)
-    folder = run_dir or _folder(config, served)
+    folder = run_dir or results_folder(config, served)
     pair = open_models(served, models)
     task = make_task(pair)
     with locked(folder):
@@ -131,7 +131,8 @@ def evaluate(
         print(f"{run.folder / 'results.json'}  {run.folder / 'rows.parquet'}")
 
 
-def _folder(config: Path, served: DustinConfig) -> Path:
+def results_folder(config: Path, served: DustinConfig) -> Path:
+    """Where results go if nothing is said: beside the config that a run emitted, else under the pair's name."""
     if config.is_dir():
         return config
     names = (Path(model.id).name for model in (served.pair.target, served.pair.draft))

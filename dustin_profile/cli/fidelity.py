@@ -1,28 +1,30 @@
-"""`dustin-profile eval fidelity`: KL, agreement and loss of every policy against full verification."""
+"""`dustin-profile eval fidelity`: KL, agreement, loss and ARR of every policy against full verification."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dustin_profile.cli.eval import Budgets, Config, RunDir, results_folder
 from dustin_profile.cli.options import Json, Overwrite, Quiet, with_settings
 from dustin_profile.settings import ModelSettings
 
 
 @with_settings(models=ModelSettings)
 def fidelity(
-    config: Annotated[Path, typer.Argument(help="Emitted YAML, or the run directory that holds it.")],
+    config: Config,
     models: ModelSettings,
     data: Annotated[str, typer.Option(help="Documents, as for search.")] = "topics",
     context: Annotated[int, typer.Option(min=3, help="Tokens of every document, prompt and text.")] = 2048,
     documents: Annotated[int, typer.Option(min=1, help="Documents.")] = 4,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of text behind every prompt.")] = 128,
-    method: Annotated[list[str] | None, typer.Option(help="Policy; repeat for several. Default: all.")] = None,
-    budget: Annotated[list[int] | None, typer.Option(help="k; repeat for several. Default: the config's.")] = None,
-    run_dir: Annotated[Path, typer.Option(help="Where it is kept and continued.")] = Path("runs/fidelity"),
+    method: Annotated[
+        list[str] | None, typer.Option("--method", help="Policy; repeat for several. Default: all, and their bounds.")
+    ] = None,
+    budget: Budgets = None,
+    run_dir: RunDir = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -52,14 +54,16 @@ def fidelity(
     prompts = calibration(pair, settings, models.offline)
     device = pick_device(models.device)
     dtype = pick_dtype(models.dtype, device)
-    with locked(run_dir):
+    folder = run_dir or results_folder(config, served)
+    with locked(folder):
         target = pair.load_target(dtype, device)
         loaded = (target, pair.load_draft(target))
         made_from = {"dtype": str(dtype).removeprefix("torch."), "context": context, "documents": documents}
-        result = run(run_dir, pair, loaded, served, prompts, tokens, wanted, made_from, overwrite)
+        result = run(folder / "fidelity", pair, loaded, served, prompts, tokens, wanted, made_from, overwrite)
     if as_json:
         print(json.dumps(result))
     else:
         from dustin_profile.cli.tables import plain_table
 
         plain_table(f"{pair.target_id} with {pair.draft_id}", HEADER, rows(result))
+        print(f"{folder / 'fidelity' / 'results.json'}  {folder / 'fidelity' / 'results.md'}")

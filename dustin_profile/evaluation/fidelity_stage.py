@@ -37,7 +37,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return self.policy.name if self.budget is None else f"{self.policy.name}@{self.budget}"
+        return self.policy.name if self.budget is None else f"{self.policy.name}-k{self.budget}"
 
 
 def cells(methods: Sequence[str], budgets: Sequence[int], config: DustinConfig) -> list[Cell]:
@@ -216,7 +216,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     documents = result["documents"]
     read = sum(document[FULL]["read"] for document in documents) / len(documents)
     table = [["full verification", f"{read:.0f}", "1", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]]
-    budget = {name: int(name.partition("@")[2]) for name in summary if "@" in name}
+    budget = {name: int(name.rpartition("-k")[2]) for name in summary if "-k" in name}
     for name in sorted(budget, key=lambda name: (-budget[name], summary[name]["kl"]["mean"])):
         cell = summary[name]
         table.append(
@@ -251,7 +251,7 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
         "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of the",
-        "prefix, by a KV head, mean over layers, heads and steps; NAME@k: k tokens are its budget. ARR: share of full",
+        "prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. ARR: share of full",
         "verification's attention, of all heads, that lies on what is read.",
     ]
     if (correlation := result["summary"][CORRELATION]) is not None:

@@ -21,9 +21,8 @@ from dustin_profile.evaluation.runner import Cell, chunks, end_of
 from dustin_profile.evaluation.tasks import Item
 from dustin_profile.texts import topics
 from dustin_runtime.bench.subject import changed
-from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
+from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.files import read_json
-from dustin_runtime.loading import open_pair
 
 USAGE, CONFLICT, CAPACITY, MISSING, INTERRUPTED = 2, 4, 5, 6, 130
 LAYER_1 = LayerHeads(layer=1, heads=(1, 2))
@@ -43,22 +42,6 @@ def entry(number: int, **changes: Any) -> dict[str, Any]:
 
 def write(path: Path, *rows: Mapping[str, Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-@pytest.fixture(scope="module")
-def config(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pair = open_pair(str(tiny_pair.target), str(tiny_pair.draft), offline=True)
-    selection = Selection(
-        budget=64,
-        sink=4,
-        window=8,
-        m=20,
-        history=LayerHeads(layer=2, heads=(0, 3)),
-        lookahead=(LAYER_1,),
-    )
-    path = tmp_path_factory.mktemp("config") / "pair.yaml"
-    save_config(DustinConfig(pair=pair.identity(), depth=2, selection=selection), path)
     return path
 
 

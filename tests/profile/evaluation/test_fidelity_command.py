@@ -1,0 +1,101 @@
+"""`dustin-profile eval fidelity` on the tiny pair: the table, resumption, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import Outcome, dustin_profile
+from tiny_pair import TinyPair
+
+from dustin_profile.evaluation import fidelity_stage
+from dustin_profile.evaluation.fidelity_stage import spearman
+from dustin_runtime.files import read_json
+
+USAGE, CONFLICT, CAPACITY = 2, 4, 5
+SMALL = ("--context", 140, "--documents", 3, "--tokens", 12)
+
+
+def fidelity(pair: TinyPair, config: Path, run: Path, *options: object) -> Outcome:
+    return dustin_profile("eval", "fidelity", config, *pair.options, "--run-dir", run, "--quiet", *SMALL, *options)
+
+
+def methods(*names: str) -> list[str]:
+    return [option for name in names for option in ("--method", name)]
+
+
+def test_every_policy_and_its_bounds_in_one_table(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
+    found = fidelity(tiny_pair, config, tmp_path, "--budget", 64, "--budget", 32, "--json")
+    assert found.code == 0, found.err
+    document = json.loads(found.out)
+    assert document == read_json(tmp_path / "fidelity" / "results.json")
+    summary = document["summary"]
+    names = [name for name in summary if "-k" in name]
+    assert len(names) == 2 * len(fidelity_stage.sparse_methods())
+    for budget in (64, 32):
+        best = summary[f"oracle-by-head-k{budget}"]["arr"]["mean"]
+        for method in ("oracle", "dustin", "dustin-t", "dustin-d", "streaming"):  # others read more than the budget
+            assert summary[f"{method}-k{budget}"]["arr"]["mean"] <= best + 1e-9
+    for name in names:
+        assert 0 < summary[name]["arr"]["mean"] <= 1
+        assert summary[name]["kl"]["mean"] >= 0
+        assert summary[name]["kl"]["documents"] == 3
+    assert summary["dustin-k32"]["read"] == 32
+    shown = fidelity(tiny_pair, config, tmp_path, "--budget", 64, "--budget", 32)
+    assert "full verification" in shown.out
+    text = (tmp_path / "fidelity" / "results.md").read_text()
+    assert text.count("| ") > len(names) * 6
+    assert str(tmp_path) not in json.dumps(document) + text
+
+
+def test_documents_that_are_done_are_not_measured_again(
+    tiny_pair: TinyPair, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = methods("dustin", "snapkv-8")
+    whole = fidelity(tiny_pair, config, tmp_path / "whole", *options, "--json")
+    measured = []
+    original = fidelity_stage.prepare
+
+    def interrupt(*arguments: object, **named: object) -> object:
+        measured.append(1)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return original(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fidelity_stage, "prepare", interrupt)
+    assert fidelity(tiny_pair, config, tmp_path / "run", *options).code == 130
+    found = fidelity(tiny_pair, config, tmp_path / "run", *options, "--json")
+    assert len(measured) == 2 + 2
+    assert json.loads(found.out) == json.loads(whole.out)
+
+
+def test_what_was_made_from_other_inputs_is_refused_by_field(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
+    assert fidelity(tiny_pair, config, tmp_path, *methods("dustin")).code == 0
+    other = fidelity(tiny_pair, config, tmp_path, *methods("dustin"), "--budget", 32)
+    assert other.code == CONFLICT
+    assert "fidelity: made with cells = ['dustin-k64'], now ['dustin-k32']" in other.error
+    assert fidelity(tiny_pair, config, tmp_path, *methods("dustin"), "--budget", 32, "--overwrite").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--method", "sd"], USAGE, "--method sd: verifies in full, which is what the others are compared with"),
+        (["--method", "eagle"], USAGE, "--method eagle: unknown (known: "),
+        (["--budget", 128], CAPACITY, "--budget 128: covers a prompt of 128 tokens"),
+        (["--budget", 5], USAGE, "--budget: "),
+        (["--tokens", 140], USAGE, "--tokens 140: leaves no prompt of --context 140"),
+    ],
+)
+def test_bad_options(
+    options: list[object], code: int, message: str, tiny_pair: TinyPair, config: Path, tmp_path: Path
+) -> None:
+    refused = fidelity(tiny_pair, config, tmp_path, *options)
+    assert (refused.code, refused.out) == (code, "")
+    assert refused.error.startswith(message)
+
+
+def test_a_side_that_does_not_vary_has_no_correlation() -> None:
+    assert spearman([(1.0, 0.2), (1.0, 0.1)]) is None
+    assert spearman([(1.0, 0.1), (0.9, 0.2), (0.5, 0.4)]) == pytest.approx(-1)
