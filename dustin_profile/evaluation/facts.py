@@ -146,7 +146,7 @@ def _variable_tracking(draw: Draw, names: _Names, facts: int, asked: int) -> Fac
     turns = draw.shuffled([number for number, chain in enumerate(chains) for _ in chain])
     return Facts(
         [next(statements[number]) for number in turns],
-        _tail(f"Which variables have the value {values[0]}?", f"The variables with the value {values[0]} are"),
+        _tail(f"What are all the names of the number {values[0]}?", f"The number {values[0]} is called"),
         chains[0],
         [name for chain in chains[1:] for name in chain],
         f" {_listed(chains[0])}.",
@@ -154,9 +154,10 @@ def _variable_tracking(draw: Draw, names: _Names, facts: int, asked: int) -> Fac
 
 
 def _chain(names: Sequence[str], value: str) -> Iterator[str]:
-    yield f"The variable {names[0]} has the value {value}."
+    """Assignments in words: of eleven wordings tried, the one where a model of 135M parameters names the most rightly."""
+    yield f"The number {value} is called {names[0]}."
     for before, name in pairwise(names):
-        yield f"The variable {name} has the same value as {before}."
+        yield f"The number called {before} is also called {name}."
 
 
 def _groups(values: list[str], size: int) -> list[list[str]]:

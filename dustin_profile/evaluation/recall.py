@@ -22,8 +22,9 @@ KINDS: tuple[RecallKind, ...] = get_args(RecallKind)
 VERSION = 1
 """Of wording and generator: other prompts for the same arguments have another number."""
 
-STOP = ("\n", ".")
-"""The prompt ends in the middle of a sentence: its end is the answer's."""
+STOP = (".", "\n\n", "\nQuestion:")
+"""The prompt ends in the middle of a sentence: its end is the answer's. A single line end is not: over a haystack of
+wrapped lines, models wrap a list of answers too."""
 
 
 class Recall:
