@@ -154,7 +154,7 @@ def _variable_tracking(draw: Draw, names: _Names, facts: int, asked: int) -> Fac
 
 
 def _chain(names: Sequence[str], value: str) -> Iterator[str]:
-    """Assignments in words: of eleven wordings tried, the one where a model of 135M parameters names the most rightly."""
+    """Assignments in words: of the wordings tried, the one where a model of 135M parameters is right most often."""
     yield f"The number {value} is called {names[0]}."
     for before, name in pairwise(names):
         yield f"The number called {before} is also called {name}."

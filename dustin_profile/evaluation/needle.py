@@ -10,12 +10,14 @@ from dustin_profile.haystack import Haystack
 from dustin_profile.needles import Needle
 from dustin_profile.prompts import answer_recall, is_answer, samples
 from dustin_runtime.errors import ConfigError, UsageError
+from dustin_runtime.models.tokenizer import tokenizer_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 STOP = ("\nQuestion:",)
-"""Not a mere line end: some models begin their answer with an empty line. Only the first line with text is scored."""
+"""Not a line end: small models begin with an empty line, or announce the answer on a line of its own. All that they say
+is judged, as in CompressKV's detector."""
 
 
 class NeedleGrid:
@@ -56,11 +58,13 @@ class NeedleGrid:
         self._haystack = haystack
         self._lengths, self._depths = sorted(set(lengths)), sorted({float(depth) for depth in depths}, reverse=True)
         self._new_tokens = new_tokens
+        self._tokenizer = tokenizer_hash(tokenizer)
         self._samples = samples(tokenizer, haystack.text, self._needles, self._lengths, self._depths)
 
     @property
     def inputs(self) -> dict[str, Any]:
         return {
+            "tokenizer": self._tokenizer,
             "haystack": self._haystack.name,
             "haystack_sha256": self._haystack.sha256,
             "needles": [needle.model_dump() for needle in self._needles],
@@ -86,5 +90,4 @@ class NeedleGrid:
 
     def score(self, item: Item, text: str) -> dict[str, float]:
         """found: the answer is there (more than half of its words); recall: the share of its words (ROUGE-1)."""
-        said = next(filter(str.strip, text.splitlines()), "")
-        return {"found": float(is_answer(said, item.answers)), "recall": answer_recall(said, item.answers)}
+        return {"found": float(is_answer(text, item.answers)), "recall": answer_recall(text, item.answers)}

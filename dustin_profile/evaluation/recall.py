@@ -13,6 +13,7 @@ from dustin_profile.evaluation.scatter import Scatterer
 from dustin_profile.evaluation.tasks import Item
 from dustin_profile.haystack import Haystack
 from dustin_runtime.errors import UsageError
+from dustin_runtime.models.tokenizer import tokenizer_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -45,7 +46,7 @@ class Recall:
         within: tuple[float, float] = (0.0, 1.0),
         seed: int = 0,
     ) -> None:
-        """Draw the facts, and try the shortest and the longest prompts of every kind: what is wrong is said now.
+        """Draw the facts and see that every prompt can be built: what is wrong is said before a model is loaded.
 
         Args:
             lengths: prompt tokens; a prompt has at most these, fewer by the cut at a sentence end.
@@ -76,14 +77,16 @@ class Recall:
             for sample in range(samples)
         }
         self._scatterer = Scatterer(tokenizer, haystack.text, samples, self._lengths[-1])
-        for kind in self._kinds:
-            for length in {self._lengths[0], self._lengths[-1]}:
-                self._item(kind, length, samples - 1)
+        for (_, sample), drawn in self._drawn.items():
+            for length in self._lengths:
+                self._scatterer.room(sample, length, drawn.statements, drawn.tail)
+        self._tokenizer = tokenizer_hash(tokenizer)
 
     @property
     def inputs(self) -> dict[str, Any]:
         return {
             "version": VERSION,
+            "tokenizer": self._tokenizer,
             "haystack": self._haystack.name,
             "haystack_sha256": self._haystack.sha256,
             "lengths": self._lengths,
@@ -105,7 +108,10 @@ class Recall:
 
     def score(self, item: Item, text: str) -> dict[str, float]:
         """recalled: share of the answers named; precision: share of what is named that is right; exact: all and
-        nothing else (for multi-query in the order asked)."""
+        nothing else (for multi-query in the order asked).
+
+        By chance: answers taken at random from all facts of a prompt have a precision of asked / facts.
+        """
         wanted, others = item.answers["wanted"], item.answers["others"]
         kind = item.group["kind"]
         tracking = kind == "variable-tracking"

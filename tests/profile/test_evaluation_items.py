@@ -180,6 +180,12 @@ def test_overlapping_parts_are_still_different(small_tokenizer: PreTrainedTokeni
     assert len(set(firsts)) == SAMPLES
 
 
+def test_parts_avoid_tables(small_tokenizer: PreTrainedTokenizerFast) -> None:
+    """The reference topics hold tables of many hundreds of tokens without a sentence's end."""
+    whole = haystack(topics())
+    assert len(list(recall(small_tokenizer, whole, kinds=["multi-key"], lengths=[400], samples=60).items())) == 60
+
+
 def test_lengths_share_facts(items: list[Item]) -> None:
     half = len(items) // 2
     assert [item.answers for item in items[:half]] == [item.answers for item in items[half:]]

@@ -105,7 +105,8 @@ def test_mentions_are_distinct_and_in_order() -> None:
     [
         (" Cold nettle tea, with pepper.", 1, 1),
         ("\n\nIt is tea with pepper", 1, 0.6),
-        (" tea and pepper\nQuestion: Is it cold nettle tea with pepper?", 0, 0.4),
+        ("\n\nThe answer is:\n\nCold nettle tea with\npepper.\n\nThe answer is:", 1, 1),
+        (" tea and pepper", 0, 0.4),
         (" tea tea tea tea tea", 0, 0.2),
         (" I do not know", 0, 0),
         ("", 0, 0),
