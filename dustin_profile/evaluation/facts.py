@@ -65,6 +65,8 @@ def make_facts(kind: RecallKind, draw: Draw, facts: int, asked: int, haystack: s
         raise UsageError(f"facts {facts}: must be at least 1")
     if facts > (most := len(ADJECTIVES) * len(NOUNS) // 2):
         raise UsageError(f"facts {facts}: must be at most {most}")
+    if kind == "multi-key":
+        asked = 1
     if not 1 <= asked <= facts:
         raise UsageError(f"asked {asked}: must be at least 1 and at most the {facts} facts")
     return _KINDS[kind](draw, _Names(draw, haystack), facts, asked)

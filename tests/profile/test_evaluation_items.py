@@ -186,6 +186,11 @@ def test_parts_avoid_tables(small_tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(list(recall(small_tokenizer, whole, kinds=["multi-key"], lengths=[400], samples=60).items())) == 60
 
 
+def test_one_fact_alone_is_a_plain_needle(small_tokenizer: PreTrainedTokenizerFast) -> None:
+    items = list(recall(small_tokenizer, kinds=["multi-key"], facts=1).items())
+    assert all(len(item.answers["wanted"]) == 1 and not item.answers["others"] for item in items)
+
+
 def test_lengths_share_facts(items: list[Item]) -> None:
     half = len(items) // 2
     assert [item.answers for item in items[:half]] == [item.answers for item in items[half:]]
