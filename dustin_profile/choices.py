@@ -26,3 +26,7 @@ Heuristic = Literal["m", "k"]
 
 Sampler = Literal["exact", "tpe", "gp", "brute"]
 """How m is searched. exact: the whole curve; the others are Optuna's own samplers."""
+
+RecallKind = Literal["multi-key", "multi-value", "multi-query", "variable-tracking"]
+"""Generated retrieval. multi-key: one of many facts of the same form is asked. multi-value: all values of one key.
+multi-query: several keys at once. variable-tracking: all variables that a chain of assignments gives one value."""

@@ -49,20 +49,25 @@ class Sample(NamedTuple):
     """First token of the needle. What precedes is the same in every prompt over this haystack: a KV prefix to reuse."""
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A place between two tokens of the haystack: tokens and characters before it."""
 
     tokens: int
     characters: int
 
 
-class _Haystack(NamedTuple):
+class TokenHaystack(NamedTuple):
     """A haystack, tokenised once. Its sentence and line ends ascend."""
 
     text: str
     ids: list[int]
-    sentences: list[_Place]
-    lines: list[_Place]
+    sentences: list[Place]
+    lines: list[Place]
+
+    def cut(self, tokens: int) -> Place:
+        """The last sentence end within the first `tokens` tokens, or line end where the former wastes much."""
+        sentence, line = (_last(places, tokens) for places in (self.sentences, self.lines))
+        return sentence if tokens - sentence.tokens <= NEARLY_FULL else max(sentence, line)
 
 
 class _Needle(NamedTuple):
@@ -99,7 +104,7 @@ def samples(
     if outside := [depth for depth in depths if not 0 <= depth <= 1]:
         raise UsageError(f"depth {outside[0]}: must lie between 0 and 1")
     encoder = PlainEncoder(tokenizer)
-    haystack = _haystack(haystack_text[: LONGEST_TOKEN * max(lengths, default=0)], encoder)
+    haystack = tokenise(haystack_text[: LONGEST_TOKEN * max(lengths, default=0)], encoder)
     prepared = [_needle(number, needle, encoder) for number, needle in enumerate(needles)]
     result = []
     for length in lengths:
@@ -109,31 +114,43 @@ def samples(
     return result
 
 
-def is_answer(text: str, answer: str) -> bool:
-    """Whether a response retrieves the answer: ROUGE-1 recall of the answer's words above 0.5.
-
-    Words are lower-cased runs of letters and digits, each counted as often as the answer has it. They are not
-    stemmed, unlike in CompressKV's detector.
-    """
-    wanted, said = (Counter(re.findall(r"\w+", part.lower())) for part in (answer, text))
-    return (wanted & said).total() > 0.5 * wanted.total()
-
-
-def _haystack(text: str, encoder: PlainEncoder) -> _Haystack:
+def tokenise(text: str, encoder: PlainEncoder) -> TokenHaystack:
+    """Tokens of a haystack, and where its sentences and lines end: only places that are borders of tokens."""
     encoding = encoder.encode(text)
     edges = {end: tokens for tokens, (_, end) in enumerate(encoding.offsets, 1)}
 
-    def places(pattern: re.Pattern[str]) -> list[_Place]:
+    def places(pattern: re.Pattern[str]) -> list[Place]:
         found = []
         for start, end in (match.span("gap") for match in pattern.finditer(text)):
             # Qwen and Llama 3 merge a full stop with the line breaks behind it: then the place is behind these.
             behind_breaks = text.rfind("\n", start, end) + 1
             place = start if start in edges else behind_breaks
             if place in edges:
-                found.append(_Place(edges[place], place))
+                found.append(Place(edges[place], place))
         return found
 
-    return _Haystack(text, encoding.ids, places(SENTENCE_END), places(LINE_END))
+    return TokenHaystack(text, encoding.ids, places(SENTENCE_END), places(LINE_END))
+
+
+def own_sentence(before: str, sentence: str, after: str) -> str:
+    """A sentence as it is put between two parts of a haystack: on a line of its own where `before` ends a line."""
+    own_line = not before or before.endswith("\n")
+    return sentence + ("\n" if after else "") if own_line else f" {sentence}"
+
+
+def is_answer(text: str, answer: str) -> bool:
+    """Whether a response retrieves the answer: more than half of the answer's words are in it."""
+    return answer_recall(text, answer) > 0.5
+
+
+def answer_recall(text: str, answer: str) -> float:
+    """ROUGE-1 recall: the share of the answer's words that a response holds, in [0, 1].
+
+    Words are lower-cased runs of letters and digits, each counted as often as the answer has it. They are not
+    stemmed, unlike in CompressKV's detector.
+    """
+    wanted, said = (Counter(re.findall(r"\w+", part.lower())) for part in (answer, text))
+    return (wanted & said).total() / max(wanted.total(), 1)
 
 
 def _needle(number: int, needle: Needle, encoder: PlainEncoder) -> _Needle:
@@ -145,7 +162,7 @@ def _needle(number: int, needle: Needle, encoder: PlainEncoder) -> _Needle:
     return _Needle(number, needle.needle, needle.answer, tail, len(continued) - len(tail_ids), tokens)
 
 
-def _cut(haystack: _Haystack, length: int, room: int) -> _Place:
+def _cut(haystack: TokenHaystack, length: int, room: int) -> Place:
     """The last sentence end within `room` tokens of haystack, or line end where the former wastes much."""
     if room < 1:
         raise UsageError(f"length {length}: the needle and its question need {length - room} tokens; ask for more")
@@ -154,25 +171,23 @@ def _cut(haystack: _Haystack, length: int, room: int) -> _Place:
             f"haystack: has {len(haystack.ids)} tokens, a prompt of {length} needs {room}; "
             "give a longer haystack (--haystack) or shorter lengths"
         )
-    sentence, line = (_last(places, room) for places in (haystack.sentences, haystack.lines))
-    if not sentence.tokens:
+    if not _last(haystack.sentences, room).tokens:
         raise CapacityError(f"haystack: no sentence ends in its first {room} tokens; give plain prose (--haystack)")
-    return sentence if room - sentence.tokens <= NEARLY_FULL else max(sentence, line)
+    return haystack.cut(room)
 
 
-def _last(places: list[_Place], tokens: int) -> _Place:
+def _last(places: list[Place], tokens: int) -> Place:
     fitting = bisect_right(places, tokens, key=itemgetter(0))
-    return places[fitting - 1] if fitting else _Place(0, 0)
+    return places[fitting - 1] if fitting else Place(0, 0)
 
 
 def _sample(
-    encoder: PlainEncoder, haystack: _Haystack, cut: _Place, needle: _Needle, length: int, depth: float
+    encoder: PlainEncoder, haystack: TokenHaystack, cut: Place, needle: _Needle, length: int, depth: float
 ) -> Sample:
-    places = [_Place(0, 0), *(place for place in haystack.sentences if place < cut), cut]
+    places = [Place(0, 0), *(place for place in haystack.sentences if place < cut), cut]
     for place in reversed([place for place in places if place.tokens <= depth * cut.tokens]):
         before, after = haystack.text[: place.characters], haystack.text[place.characters : cut.characters]
-        own_line = not before or before.endswith("\n")
-        inserted = needle.text + ("\n" if after else "") if own_line else f" {needle.text}"
+        inserted = own_sentence(before, needle.text, after)
         encoding = encoder.encode(f"{before}{inserted}{after}{needle.tail} {needle.answer}")
         offsets = encoding.offsets
         insert_at = bisect_right(offsets, len(before), key=itemgetter(1))

