@@ -11,14 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.method_names import METHODS, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.pricing import DEVICES, Device, body_weights
-
-LISTS = ("streaming", "streaming-prompt", "snapkv", "snapkv-8", "dustin", "dustin-t", "dustin-d")
-METHODS = ("vanilla", "sd", "magicdec", *LISTS, "quest")
-"""`magicdec` drafts over `draft_budget` tokens and verifies over all; `streaming` keeps `budget` tokens unscored."""
-SPARSE = (*LISTS, "quest")
 
 
 class Cost(NamedTuple):
@@ -79,11 +75,11 @@ def step_costs(
     """The floor of one step.
 
     Args:
-        method: one of `METHODS`.
+        method: its name. `magicdec` drafts over `draft_budget` tokens; of the sparse ones only Dustin scores.
         draft: None for vanilla.
         lengths: tokens in every row's cache before the step (its prefix).
         depth: draft tokens per step; vanilla has none.
-        selection: budget, and the heads that are asked; for the methods in `SPARSE`.
+        selection: budget, and the heads that are asked; for the sparse methods.
         draft_budget: tokens of sink and window that the draft attends to, new ones aside; None: its whole cache.
         element_bytes: of a weight, a KV element and a logit: 2 for bf16, 4 for fp32.
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dustin_runtime import method_names
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.cache import KVCache
@@ -16,7 +17,7 @@ from dustin_runtime.engine import Engine
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
-from dustin_runtime.policies import make_policy
+from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.policies.prompt_lists import PromptLists
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, choose_pages, page_scores
 from dustin_runtime.policies.snapkv import choose_tokens, window_mass
@@ -214,3 +215,10 @@ def test_tokens_read_are_counted_over_layers_and_heads(target: Decoder) -> None:
     _, read = generate(target, "quest", 48)
     _, everything = generate(target, "vanilla", 48)
     assert read < 0.5 * everything + 0.5 * 48
+
+
+def test_the_names_in_help_texts_are_the_methods() -> None:
+    assert list(method_names.METHODS) == list(POLICIES)
+    assert [name for name, policy in POLICIES.items() if policy.needs_selection] == list(method_names.SPARSE)
+    by_layer = [name for name, policy in POLICIES.items() if policy.chooses_by_layer]
+    assert [*method_names.LISTS, *by_layer] == list(method_names.SPARSE)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.method_names import METHODS, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
 from dustin_runtime.pricing import DEVICES, Device
-from dustin_runtime.roofline import METHODS, NOTHING, SPARSE, Cost, StepCosts, step_costs
+from dustin_runtime.roofline import NOTHING, Cost, StepCosts, step_costs
 
 TARGET = ModelShape(
     family="llama", layers=2, hidden=8, ffn=16, query_heads=4, kv_heads=2, head_size=4, vocab=10, context=64

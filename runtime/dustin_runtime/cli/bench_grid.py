@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dustin_runtime.errors import UsageError
+from dustin_runtime.method_names import METHODS
 from dustin_runtime.recipe_files import complete_pair
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ def grid(
     synthetic_context: Annotated[
         bool, typer.Option("--synthetic-context", help="Fill the caches with noise instead of a prefill.")
     ] = False,
-    method: Annotated[list[str] | None, typer.Option(help="Repeat. Default: vanilla, sd, magicdec, dustin.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Of {', '.join(METHODS)}; repeat. Default: vanilla, sd, magicdec, dustin."),
+    ] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Repeat. Default: 16.")] = None,
     context_tokens: Annotated[
         list[int] | None, typer.Option("--context", min=32, help="Tokens before the first step. Repeat. Default: 8192.")

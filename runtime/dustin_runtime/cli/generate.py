@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dustin_runtime.errors import InterruptedRunError, UsageError
+from dustin_runtime.method_names import METHODS
 from dustin_runtime.recipe_files import complete_pair
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from dustin_runtime.loading import Pair
     from dustin_runtime.policies import Policy
     from dustin_runtime.statistics import Statistics
-
-
-def _methods() -> list[str]:
-    return ["vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", "streaming"]
 
 
 def generate(
@@ -41,8 +38,8 @@ def generate(
     method: Annotated[
         str | None,
         typer.Option(
-            help="vanilla, sd, magicdec, dustin, dustin-t, dustin-d, streaming. Default: dustin if --config, else sd.",
-            autocompletion=_methods,
+            help=f"{', '.join(METHODS)}. Default: dustin if --config, else sd.",
+            autocompletion=lambda: list(METHODS),
             rich_help_panel="Method",
         ),
     ] = None,

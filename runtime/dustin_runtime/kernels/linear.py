@@ -1,6 +1,6 @@
 """Products of a few rows with a weight matrix: bound by reading the weights, which cuBLAS does less well for few rows.
 
-References: `torch.nn.functional.linear`, `silu_mul` of it, and `models.ops.add_linear_norm_reference`.
+References: `torch.nn.functional.linear`, `silu_mul` of it, and `models.ops.add_rms_norm_reference` of it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,13 @@
+"""The methods' names, for help texts and completion: to import the methods themselves takes a second.
+
+A test holds them equal to `policies.POLICIES`.
+"""
+
+from __future__ import annotations
+
+FULL = ("vanilla", "sd", "magicdec")
+"""Verify with the whole cache."""
+LISTS = ("dustin", "dustin-t", "dustin-d", "streaming", "streaming-prompt", "snapkv", "snapkv-8")
+"""Verify over lists chosen before the target runs."""
+SPARSE = (*LISTS, "quest")
+METHODS = (*FULL, *SPARSE)
