@@ -12,8 +12,7 @@ from dustin_profile.evaluation.fidelity import Prefilled, attention_rows
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.policies import Policy, Signals
 from dustin_runtime.policies.base import Verification
-from dustin_runtime.policies.prompt_lists import ascending
-from dustin_runtime.selection import ranked
+from dustin_runtime.selection import ascending, ranked
 
 
 @dataclass(frozen=True)

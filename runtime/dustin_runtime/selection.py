@@ -39,6 +39,13 @@ def ranked(scores: Tensor, eligible: Tensor, count: int) -> Tensor:
     return torch.nn.functional.pad(_positions(keys), (0, count - keys.shape[-1]), value=-1)
 
 
+def ascending(positions: Tensor) -> Tensor:
+    """Int64 positions with their last axis sorted, -1 at its end."""
+    absent = torch.iinfo(torch.int64).max  # sorts behind every position
+    ordered = positions.masked_fill(positions < 0, absent).sort(-1).values
+    return ordered.masked_fill(ordered == absent, -1)
+
+
 def select(
     lookahead: Tensor | None,
     history: Tensor | None,
@@ -107,10 +114,7 @@ def select_reference(
         best, chosen = keys.topk(min(count, keys.shape[-1]), sorted=False)
         kept.append(_positions(best))
 
-    positions = torch.cat(kept, -1)
-    absent = torch.iinfo(torch.int64).max  # sorts behind every position
-    positions = positions.masked_fill(positions < 0, absent).sort(-1).values
-    positions = positions.masked_fill(positions == absent, -1)
+    positions = ascending(torch.cat(kept, -1))
     return torch.nn.functional.pad(positions, (0, budget - positions.shape[-1]), value=-1)
 
 

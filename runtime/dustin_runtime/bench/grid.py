@@ -100,7 +100,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
     new = new_tokens(setup.steps, stepper.depth)
     if setup.prompts is None:
         state, prefill_s = engine.prepare(case.batch, case.context + new), None
-        _fill(stepper, state, case.context)
+        fill(stepper, state, case.context)
     else:
         prompts = [ids[: case.context] for ids in setup.prompts[: case.batch]]
         draws = [Draw(seed=row) for row in range(case.batch)]  # so that a forced acceptance differs from row to row
@@ -142,7 +142,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
     }
 
 
-def _fill(stepper: Stepper, state: State, context: int) -> None:
+def fill(stepper: Stepper, state: State, context: int) -> None:
     """Caches of noise, every row `context` tokens long and active."""
     for cache in (state.target_cache, state.draft_cache):
         if cache is not None:

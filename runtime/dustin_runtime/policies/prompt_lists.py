@@ -13,10 +13,10 @@ from torch import Tensor
 from dustin_runtime.cache import KVCache
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Policy, Signals
+from dustin_runtime.selection import ascending
 
 MOST_GENERATED = 1024
 """Generated tokens that are read, the last ones; as published all are."""
-_NOWHERE = 1 << 60
 
 
 class PromptLists:
@@ -54,12 +54,6 @@ class PromptLists:
         new = begin + self._generated
         new = torch.where(new < lengths.unsqueeze(1), new, -1)[None, :, None].expand(layers, -1, kv_heads, -1)
         return ascending(torch.cat((kept, new), dim=3))
-
-
-def ascending(positions: Tensor) -> Tensor:
-    """Sort the last axis, -1 at its end."""
-    ordered = positions.masked_fill(positions < 0, _NOWHERE).sort(dim=-1).values
-    return ordered.masked_fill(ordered == _NOWHERE, -1)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dustin_runtime.policies.prompt_lists import PromptPolicy, ascending
-from dustin_runtime.selection import ranked
+from dustin_runtime.policies.prompt_lists import PromptPolicy
+from dustin_runtime.selection import ascending, ranked
 
 
 def window_mass(q: Tensor, k: Tensor) -> Tensor:
