@@ -72,6 +72,38 @@ def drift_curves(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequenc
     _save(figure, path)
 
 
+def fidelity_curves(path: Path, curves: Mapping[str, Sequence[tuple[float, float, float]]]) -> None:
+    """Two panels of lines by policy: (tokens read, KL, ARR). Bounds (oracles) are grey, the project's own drawn bold."""
+    figure = _figure(9.0, 4.2)
+    left, right = figure.subplots(1, 2)
+    colours = iter([f"C{index}" for index in (0, 1, 2, 3, 4, 5, 6, 8, 9)] * 2)  # C7 is grey
+    for name, points in curves.items():
+        read, kl, arr = zip(*sorted(points), strict=True)
+        bound, own = name.startswith("oracle"), name == "dustin"
+        style = {
+            "color": "0.55" if bound else next(colours, "black"),
+            "ls": ("--", ":")[name.endswith("head")] if bound else "-",
+            "lw": 2.4 if own else 1.2,
+            "marker": "o",
+            "ms": 5 if own else 3,
+            "zorder": 3 if own else 2,
+        }
+        left.plot(read, kl, label=name, **style)
+        right.plot(read, arr, **style)
+    left.set(xscale="log", yscale="log", xlabel="prefix tokens read", ylabel="KL(full || policy), nats")
+    right.set(xscale="log", xlabel="prefix tokens read", ylabel="attention recovery rate")
+    ticks = [2**power for power in range(3, 18)]
+    for axes in (left, right):
+        low, high = axes.get_xlim()
+        shown = [tick for tick in ticks if low <= tick <= high]
+        axes.set_xticks(shown, [str(tick) for tick in shown])
+        axes.minorticks_off()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, lw=0.6)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    _save(figure, path)
+
+
 def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 

@@ -66,4 +66,4 @@ def fidelity(
         from dustin_profile.cli.tables import plain_table
 
         plain_table(f"{pair.target_id} with {pair.draft_id}", HEADER, rows(result))
-        print(f"{folder / 'fidelity' / 'results.json'}  {folder / 'fidelity' / 'results.md'}")
+        print("  ".join(str(folder / "fidelity" / f"results.{kind}") for kind in ("json", "md", "png")))

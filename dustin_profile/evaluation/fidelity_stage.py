@@ -11,6 +11,7 @@ from typing import Any
 from dustin_profile.data import Calibration, Prompt
 from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
 from dustin_profile.evaluation.oracle import ORACLES, Oracle
+from dustin_profile.plots import fidelity_curves
 from dustin_profile.progress import progress
 from dustin_profile.provenance import device_name, versions
 from dustin_profile.report import with_interval
@@ -80,7 +81,7 @@ def run(
     inputs: dict[str, Any],
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Measure every document that is not measured yet; write `results.json` and `results.md`.
+    """Measure every document that is not measured yet; write `results.json`, `results.md` and `results.png`.
 
     Args:
         folder: of this evaluation.
@@ -122,6 +123,7 @@ def run(
     }
     write_json(folder / "results.json", result)
     write_text(folder / "results.md", markdown(result))
+    fidelity_curves(folder / "results.png", curves(summary))
     return result
 
 
@@ -231,6 +233,16 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
             ]
         )
     return table
+
+
+def curves(summary: dict[str, Any]) -> dict[str, list[tuple[float, float, float]]]:
+    """By policy, tokens read, KL and ARR at every budget."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for name, cell in summary.items():
+        policy, _, budget = name.rpartition("-k")
+        if budget.isdecimal():
+            found.setdefault(policy, []).append((cell["read"], cell["kl"]["mean"], cell["arr"]["mean"]))
+    return found
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -44,6 +44,7 @@ def test_every_policy_and_its_bounds_in_one_table(tiny_pair: TinyPair, config: P
     assert summary["dustin-k32"]["read"] == 32
     shown = fidelity(tiny_pair, config, tmp_path, "--budget", 64, "--budget", 32)
     assert "full verification" in shown.out
+    assert (tmp_path / "fidelity" / "results.png").read_bytes()[1:4] == b"PNG"
     text = (tmp_path / "fidelity" / "results.md").read_text()
     assert text.count("| ") > len(names) * 6
     assert str(tmp_path) not in json.dumps(document) + text
