@@ -73,7 +73,7 @@ def drift_curves(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequenc
 
 
 def fidelity_curves(path: Path, curves: Mapping[str, Sequence[tuple[float, float, float]]]) -> None:
-    """Two panels of lines by policy: (tokens read, KL, ARR). Bounds (oracles) are grey, the project's own drawn bold."""
+    """Two panels of lines by policy: (tokens read, KL, ARR). Bounds (oracles) are grey, the project's own is bold."""
     figure = _figure(9.0, 4.2)
     left, right = figure.subplots(1, 2)
     colours = iter([f"C{index}" for index in (0, 1, 2, 3, 4, 5, 6, 8, 9)] * 2)  # C7 is grey
