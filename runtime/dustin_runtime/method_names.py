@@ -7,7 +7,7 @@ from __future__ import annotations
 
 FULL = ("vanilla", "sd", "magicdec")
 """Verify with the whole cache."""
-LISTS = ("dustin", "dustin-t", "dustin-d", "streaming", "streaming-prompt", "snapkv", "snapkv-8")
+LISTS = ("dustin", "dustin-t", "dustin-d", "streaming", "streaming-prompt", "snapkv", "snapkv-8", "specattn-all")
 """Verify over lists chosen before the target runs."""
 SPARSE = (*LISTS, "quest")
 METHODS = (*FULL, *SPARSE)

@@ -14,6 +14,7 @@ from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.method_names import METHODS, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
+from dustin_runtime.policies.specattn import all_heads
 from dustin_runtime.pricing import DEVICES, Device, body_weights
 
 
@@ -119,13 +120,14 @@ def step_costs(
         draft_attention = _sum(draft_attention, attention_cost(draft, [n + fed for n in before], fed, element_bytes))
         logits += logits_bytes(draft, rows, element_bytes)
     scores = NOTHING
-    if selection is not None and method.startswith("dustin"):
+    if selection is not None and method in ("dustin", "dustin-t", "dustin-d", "specattn-all"):
         free = selection.budget - selection.sink - selection.window
-        m = {"dustin": selection.m, "dustin-t": 0, "dustin-d": free}[method]
+        m = {"dustin": selection.m, "dustin-t": 0}.get(method, free)
+        asked = all_heads(draft) if method == "specattn-all" else selection.lookahead
         if m < free:
             scores = _sum(scores, history_cost(target, selection.history, lengths, element_bytes))
         if m > 0:
-            scores = _sum(scores, lookahead_cost(draft, selection.lookahead, lengths, depth, element_bytes))
+            scores = _sum(scores, lookahead_cost(draft, asked, lengths, depth, element_bytes))
     return StepCosts(target_linears, verify, draft_linears, draft_attention, scores, Cost(logits, 0.0))
 
 

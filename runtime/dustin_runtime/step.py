@@ -136,7 +136,7 @@ class Stepper:
             shape = target.shape
             self.history_heads = ScoredHeads([selection.history], shape.query_heads, shape.group, target.device)
         if selection and policy.uses_lookahead and self.draft:
-            shape, chosen = self.draft.shape, selection.lookahead
+            shape, chosen = self.draft.shape, policy.lookahead_heads(self.draft.shape)
             kept_apart = None if draft_budget is None else range(len(chosen))  # see `KVCache.scored`
             self.lookahead_heads = ScoredHeads(chosen, shape.query_heads, shape.group, target.device, kept_apart)
             self.lookahead_layers = self.lookahead_heads.by_layer()

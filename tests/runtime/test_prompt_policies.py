@@ -22,6 +22,7 @@ from dustin_runtime.policies.prompt_lists import PromptLists
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, choose_pages, page_scores
 from dustin_runtime.policies.snapkv import choose_tokens, window_mass
 from dustin_runtime.prefill import prefill
+from dustin_runtime.signals import StepSignals
 from dustin_runtime.step import Stepper
 
 KV_HEADS, GROUP, SIZE = 2, 3, 8
@@ -170,6 +171,40 @@ def filled(k: Tensor, lengths: list[int]) -> PageBounds:
     for row, length in enumerate(lengths):
         bounds.admit(row, {}, KVCache(stacked[:, row : row + 1], stacked[:, row : row + 1]), length)
     return bounds
+
+
+# --- SpecAttn, the stand-in
+
+
+def test_all_heads_of_the_draft_choose_one_list(target: Decoder) -> None:
+    """The best positions by the attention of every head, layer and drafted token, computed from whole matrices."""
+    chosen = selection(16)
+    draft = target.first_layers(3)
+    policy = make_policy("specattn-all", chosen)
+    stepper = Stepper(target, draft, policy, policy.selection, 3, 37)
+    state = stepper.state(1, 200)
+    ids = [(7 * at) % 37 for at in range(60)]
+    for model, cache in ((target, state.target_cache), (draft, state.draft_cache)):
+        assert cache is not None
+        prefill(model, cache, ids)
+    state.lengths[0], state.extent = 60, 60
+    state.recent[0] = torch.tensor([ids[-1], 5])
+    signals = StepSignals(stepper, state)
+    with torch.inference_mode():
+        drafts, _ = stepper.draft_tokens(state, signals)
+        found = policy.select(signals)
+    text = torch.tensor([[*ids, 5, *drafts[0, :2].tolist()]])
+    mass = torch.zeros(63, dtype=torch.float64)
+
+    def add(layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        scores = torch.einsum("thd,nhd->htn", q[0], k[0].repeat_interleave(3, 1)) * 8**-0.5
+        scores = scores.masked_fill(torch.ones(63, 63).triu(1).bool(), -math.inf)
+        mass.add_(scores.softmax(-1)[:, 60:].sum(dim=(0, 1)))
+        return dense_attention(layer, q, k, v, start)
+
+    draft.forward(text, torch.zeros(1, dtype=torch.long), draft.cache(1, 63), add)
+    free = mass[2:56].topk(10).indices + 2
+    assert kept(found[0, 0, 0]) == sorted([0, 1, 56, 57, 58, 59, *free.tolist()])
 
 
 # --- served

@@ -79,7 +79,8 @@ def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) ->
     assert found.verify_attention.bytes == ((12 + 4) + (7 + 4)) * 2 * 2 * 2 * 4 * 2
     history = (20 + 7) * 2 * 4 * 2  # two KV heads of 4, keys alone, one layer
     lookahead = (20 + 3 + 7 + 3) * 1 * 4 * 2
-    wanted = {"dustin": history + lookahead, "dustin-t": history, "dustin-d": lookahead}
+    everything = lookahead * DRAFT.layers * DRAFT.kv_heads
+    wanted = {"dustin": history + lookahead, "dustin-t": history, "dustin-d": lookahead, "specattn-all": everything}
     assert found.scores.bytes == wanted.get(method, 0)
 
 

@@ -193,14 +193,15 @@ def _check(
             check_context(shape, capacity, f"--context {case.context} with {steps} steps")
         if device != "cpu":
             kind = POLICIES[case.method]
-            scored = case.method.startswith("dustin")
+            policy = kind(selection if kind.needs_selection else None)
+            scores = case.method.startswith(("dustin", "specattn"))
             need = plan(
                 subject.target,
                 subject.draft if kind.drafts else None,
                 batch=case.batch,
                 capacity=capacity,
                 depth=depth,
-                selection=selection if scored else None,
+                selection=policy.scored(subject.draft) if scores else None,
                 element_bytes=element_bytes,
                 draft_stores=subject.draft_stores,
                 draft_budget=draft_budget if case.windowed else None,

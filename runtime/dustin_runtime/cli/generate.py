@@ -196,7 +196,11 @@ def _require_memory(
         batch=rows,
         capacity=capacity,
         depth=depth,
-        selection=next((policy.selection for policy in policies if policy.selection), None),
+        selection=max(
+            (scored for policy in policies if (scored := policy.scored(opened.draft_shape))),
+            key=lambda scored: sum(len(entry.heads) for entry in scored.lookahead),
+            default=None,
+        ),
         element_bytes=dtype.itemsize,
         sampled=temperature > 0,
         draft_stores=opened.draft_stores,

@@ -18,7 +18,7 @@ from torch import Tensor
 from dustin_runtime.attention.dense import FullAttention
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.cache import KVCache
-from dustin_runtime.config import Selection
+from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.models.shape import ModelShape
 
 
@@ -87,6 +87,17 @@ class Policy(ABC):
     """Whether it chooses while the target runs: `verification` is its own, and `select` is not called."""
     prompt_queries: ClassVar[int] = 0
     """Queries of a prompt's end, of all layers, that `Memory.admit` is given."""
+
+    def lookahead_heads(self, draft: ModelShape) -> tuple[LayerHeads, ...]:
+        """Heads of the draft whose attention is the lookahead score."""
+        assert self.selection is not None
+        return self.selection.lookahead
+
+    def scored(self, draft: ModelShape) -> Selection | None:
+        """The selection with the heads that are scored, for plans of memory."""
+        if self.selection is None:
+            return None
+        return self.selection.model_copy(update={"lookahead": self.lookahead_heads(draft)})
 
     def memory(
         self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
