@@ -33,6 +33,11 @@ def device_name(device: str) -> str:
     return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
+def device_kind(device: str) -> str:
+    """What decides results of a device: as `device_name`, without the threads, which sum in another order at most."""
+    return device_name(device) if device.startswith("cuda") else f"cpu ({platform.machine()})"
+
+
 def arguments(settings: Any) -> dict[str, Any]:
     """The settings that differ from their defaults; paths by their last part."""
     found: dict[str, Any] = {}

@@ -42,13 +42,14 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool) -> None:
+def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool, *, of_config: bool = True) -> None:
     """Begin or continue a stage.
 
     Args:
         folder: of the stage; `inputs.json` in it says what its content was made from.
         inputs: what it is to be made from now.
         overwrite: discard a stage that was made from other inputs.
+        of_config: whether an emitted config rests on the stage, and is discarded with it.
 
     Raises:
         ConflictError: it was made from other inputs; names the first that differs, with both values.
@@ -64,7 +65,7 @@ def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool) -> None:
                 f"{folder}: made with {name} = {_short(old)}, now {_short(new)}:"
                 " give another --run-dir, or --overwrite to discard it"
             )
-        for parent in folder.parents:
+        for parent in folder.parents if of_config else ():
             if (parent / LOCK).exists():  # an emitted config says that what it was made from is there
                 (parent / "config.yaml").unlink(missing_ok=True)
                 break

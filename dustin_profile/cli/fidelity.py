@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dustin_profile.cli.eval import Budgets, Config, RunDir, results_folder
-from dustin_profile.cli.options import Json, Overwrite, Quiet, with_settings
+from dustin_profile.cli.options import Json, Quiet, with_settings
 from dustin_profile.settings import ModelSettings
+from dustin_runtime.method_names import SPARSE
+
+if TYPE_CHECKING:
+    from dustin_runtime.models.decoder import Decoder
 
 
 @with_settings(models=ModelSettings)
 def fidelity(
     config: Config,
     models: ModelSettings,
-    data: Annotated[str, typer.Option(help="Documents, as for search.")] = "topics",
-    context: Annotated[int, typer.Option(min=3, help="Tokens of every document, prompt and text.")] = 2048,
+    data: Annotated[str, typer.Option(help="JSONL, parquet, text file or folder, hub data set, or topics.")] = "topics",
+    context: Annotated[
+        int,
+        typer.Option(
+            min=3, help="Tokens of every plain text, prompt and --tokens; of the prompt alone where it has an answer."
+        ),
+    ] = 2048,
     documents: Annotated[int, typer.Option(min=1, help="Documents.")] = 4,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of text behind every prompt.")] = 128,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of text behind every prompt, at most.")] = 128,
     method: Annotated[
-        list[str] | None, typer.Option("--method", help="Policy; repeat for several. Default: all, and their bounds.")
+        list[str] | None,
+        typer.Option(
+            "--method",
+            help=f"Of oracle, oracle-by-head, {', '.join(SPARSE)}; repeat for several. Default: all.",
+        ),
     ] = None,
     budget: Budgets = None,
     run_dir: RunDir = None,
-    overwrite: Overwrite = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard what was made from other inputs.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -33,6 +46,7 @@ def fidelity(
     from dustin_profile import progress
     from dustin_profile.check import open_models
     from dustin_profile.evaluation.fidelity_stage import HEADER, cells, check_room, rows, run, sparse_methods
+    from dustin_profile.provenance import device_kind
     from dustin_profile.rundir import locked
     from dustin_profile.settings import DataSettings
     from dustin_profile.traces.stage import calibration
@@ -50,16 +64,27 @@ def fidelity(
     wanted = cells(method or sparse_methods(), budget or [served.selection.budget], served)
     check_room(context, tokens, wanted)
     pair = open_models(served, models)
-    settings = DataSettings(data=data, context=context, documents=documents, continuation=tokens)
+    settings = DataSettings(data=data, context=context, documents=documents, continuation=0)
     prompts = calibration(pair, settings, models.offline)
     device = pick_device(models.device)
     dtype = pick_dtype(models.dtype, device)
+    if served.draft_budget is not None:
+        progress.say("fidelity: the draft reads its whole cache here, not the config's first and last tokens")
+
+    def load() -> tuple[Decoder, Decoder]:
+        progress.say(f"loading {pair.target_id} and {pair.draft_id}")
+        target = pair.load_target(dtype, device)
+        return target, pair.load_draft(target)
+
     folder = run_dir or results_folder(config, served)
     with locked(folder):
-        target = pair.load_target(dtype, device)
-        loaded = (target, pair.load_draft(target))
-        made_from = {"dtype": str(dtype).removeprefix("torch."), "context": context, "documents": documents}
-        result = run(folder / "fidelity", pair, loaded, served, prompts, tokens, wanted, made_from, overwrite)
+        made_from = {
+            "device": device_kind(device),
+            "dtype": str(dtype).removeprefix("torch."),
+            "context": context,
+            "documents": documents,
+        }
+        result = run(folder / "fidelity", pair, load, served, prompts, tokens, wanted, made_from, overwrite)
     if as_json:
         print(json.dumps(result))
     else:

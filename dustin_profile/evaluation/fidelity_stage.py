@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,18 @@ from dustin_profile.data import Calibration, Prompt
 from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
 from dustin_profile.evaluation.oracle import ORACLES, Oracle
 from dustin_profile.plots import fidelity_curves
-from dustin_profile.progress import progress
-from dustin_profile.provenance import device_name, versions
+from dustin_profile.progress import progress, say
+from dustin_profile.provenance import versions
 from dustin_profile.report import with_interval
 from dustin_profile.rundir import open_stage
 from dustin_profile.statistics import interval
 from dustin_runtime.bench.subject import changed
 from dustin_runtime.config import DustinConfig
-from dustin_runtime.errors import CapacityError, MissingError, UsageError
+from dustin_runtime.errors import MissingError, UsageError
 from dustin_runtime.files import read_json, write_json, write_text
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.shape import check_context
 from dustin_runtime.policies import POLICIES, Policy, make_policy
 
 VERSION = 1
@@ -49,8 +50,9 @@ def cells(methods: Sequence[str], budgets: Sequence[int], config: DustinConfig) 
     """
     found: list[Cell] = []
     for name in dict.fromkeys(methods):
-        if name in POLICIES and not POLICIES[name].needs_selection:
-            raise UsageError(f"--method {name}: verifies in full, which is what the others are compared with")
+        if name not in sparse_methods():
+            why = "verifies in full, which is what the others are compared with" if name in POLICIES else "unknown"
+            raise UsageError(f"--method {name}: {why}; give one of {', '.join(sparse_methods())}")
         selections = {budget: changed(config.selection, budget, None) for budget in budgets}
         for budget, selection in selections.items():
             policy = ORACLES[name](selection) if name in ORACLES else make_policy(name, selection)
@@ -73,7 +75,7 @@ def split(prompt: Prompt, tokens: int) -> tuple[list[int], list[int]]:
 def run(
     folder: Path,
     pair: Pair,
-    models: tuple[Decoder, Decoder],
+    load: Callable[[], tuple[Decoder, Decoder]],
     config: DustinConfig,
     prompts: Calibration,
     tokens: int,
@@ -85,6 +87,7 @@ def run(
 
     Args:
         folder: of this evaluation.
+        load: gives target and draft; called if there is something to measure.
         tokens: of text per document, at most.
         inputs: what else the result depends on, for the record.
 
@@ -93,7 +96,8 @@ def run(
 
     Raises:
         ConflictError: the folder holds what was made from other inputs; names the field.
-        CapacityError: memory does not suffice.
+        CapacityError: a document exceeds a model's context, or memory does not suffice.
+        MissingError: no document has a text to verify, or a result in the folder is damaged.
     """
     made_from = {
         "version": VERSION,
@@ -104,20 +108,20 @@ def run(
         "selection": config.selection.model_dump(mode="json"),
         "cells": [cell.name for cell in wanted],
     } | inputs
-    open_stage(folder, made_from, overwrite)
-    files = [folder / f"document-{index:04d}.json" for index in range(len(prompts.prompts))]
-    pending = [(file, prompt) for file, prompt in zip(files, prompts.prompts, strict=True) if not file.exists()]
-    with progress("fidelity", len(pending) * len(wanted)) as advance:
-        for file, prompt in pending:
-            entry = _document(pair, models, config.depth, prompt, tokens, wanted, advance)
-            write_json(file, entry)
-    found = [read_json(file) for file in files]
+    usable = _usable(pair, prompts, tokens)
+    open_stage(folder, made_from, overwrite, of_config=False)
+    files = {folder / f"document-{index:04d}.json": prompt for index, prompt in usable}
+    if pending := [file for file in files if not file.exists()]:
+        models = load()
+        with progress("fidelity", len(pending) * len(wanted)) as advance:
+            for file in pending:
+                write_json(file, _document(pair, models, config.depth, files[file], tokens, wanted, advance))
+    found = [_read(file, wanted) for file in files]
     summary = summarise(found, [cell.name for cell in wanted])
     result = {
         "kind": "dustin-fidelity",
         "inputs": made_from,
         "versions": versions(),
-        "device": device_name(str(models[0].device)),
         "summary": summary,
         "documents": found,
     }
@@ -125,6 +129,30 @@ def run(
     write_text(folder / "results.md", markdown(result))
     fidelity_curves(folder / "results.png", curves(summary))
     return result
+
+
+def _usable(pair: Pair, prompts: Calibration, tokens: int) -> list[tuple[int, Prompt]]:
+    """Documents with something to verify, and their numbers: the first token of a text comes from the prefill."""
+    found = []
+    for index, prompt in enumerate(prompts.prompts):
+        ids, text = split(prompt, tokens)
+        for shape in (pair.target_shape, pair.draft_shape):
+            check_context(shape, len(ids) + len(text), f"--context: {prompt.id} with its text")
+        if ids and len(text) > 1:
+            found.append((index, prompt))
+        else:
+            say(f"{prompt.id}: left out, its text has {len(text)} tokens and 2 are the least")
+    if not found:
+        raise MissingError("no document has a text of 2 tokens or more behind its prompt; give other --data")
+    return found
+
+
+def _read(file: Path, wanted: Sequence[Cell]) -> dict[str, Any]:
+    entry: dict[str, Any] = read_json(file)
+    whole = isinstance(entry, dict) and {"id", FULL, "cells", "text_tokens"} <= entry.keys()
+    if not whole or not {cell.name for cell in wanted} <= entry["cells"].keys():
+        raise MissingError(f"{file}: is not a result; delete the file to measure its document again")
+    return entry
 
 
 def _document(
@@ -137,8 +165,6 @@ def _document(
     advance: Any,
 ) -> dict[str, Any]:
     ids, text = split(prompt, tokens)
-    if not ids or len(text) < 2:  # the first token of a text comes from the prefill
-        raise MissingError(f"{prompt.id}: {len(ids)} tokens and {len(text)} of text leave nothing to verify")
     window = max((cell.policy.prompt_queries for cell in wanted), default=1)
     ready = prepare(*models, ids, text, pair.shared_vocab, depth, window)
     entry: dict[str, Any] = {
@@ -254,7 +280,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"# Fidelity: {models['target']['id']} with {models['draft']['id']}",
         "",
         f"{len(result['documents'])} documents, {tokens} tokens of text, {inputs['depth'] + 1} verified at a time;",
-        f"{result['device']}, {inputs['dtype']};",
+        f"{inputs['device']}, {inputs['dtype']};",
         f"versions: {', '.join(f'{name} {version}' for name, version in result['versions'].items())}.",
         "",
         f"| {' | '.join(HEADER)} |",
@@ -263,8 +289,10 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
         "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of the",
-        "prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. ARR: share of full",
-        "verification's attention, of all heads, that lies on what is read.",
+        "prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest reads two",
+        "layers in full and whole pages, three at least; snapkv and streaming-prompt spend their budget on the prompt",
+        "and read all that follows; dustin is dustin-d where m fills a small budget. ARR: share of full verification's",
+        "attention, of all heads, that lies on what is read.",
     ]
     if (correlation := result["summary"][CORRELATION]) is not None:
         lines += ["", f"Rank correlation of ARR and KL over documents and policies: {correlation:+.3f}."]
@@ -275,11 +303,11 @@ def check_room(context: int, tokens: int, wanted: Sequence[Cell]) -> None:
     """Refuse budgets that say nothing.
 
     Raises:
-        CapacityError: a budget is not below the prompt's length.
+        UsageError: a budget is not below the prompt's length.
     """
     if too_large := [cell for cell in wanted if cell.budget and cell.budget >= context - tokens]:
         cell = too_large[0]
-        raise CapacityError(
+        raise UsageError(
             f"--budget {cell.budget}: covers a prompt of {context - tokens} tokens (--context {context} less --tokens "
             f"{tokens}), where every policy is full verification; give a longer --context or a smaller --budget"
         )

@@ -13,7 +13,7 @@ import torch
 from dustin_profile.evaluation.rows import RowFile
 from dustin_profile.evaluation.tasks import Item, Task
 from dustin_profile.progress import progress, say
-from dustin_profile.provenance import device_name
+from dustin_profile.provenance import device_kind
 from dustin_profile.rundir import keep_inputs
 from dustin_runtime.bench.subject import changed
 from dustin_runtime.config import DustinConfig
@@ -106,7 +106,7 @@ class Run:
             "models": pair.provenance() | {"rope": pair.rope.model_dump() if pair.rope else None},
             "stop_ids": sorted(pair.stop_ids()),
             "dtype": str(self.dtype).removeprefix("torch."),
-            "device": device_name(self.device),
+            "device": device_kind(self.device),
             "batch": self.batch,
             "depth": served.depth,
             "selection": served.selection.model_dump(mode="json"),

@@ -44,12 +44,14 @@ def generate(
         ),
     ] = None,
     compare: Annotated[
-        str | None, typer.Option(help="Run this method too and report agreement.", rich_help_panel="Method")
+        str | None, typer.Option(help="Run this --method too and report agreement.", rich_help_panel="Method")
     ] = None,
     depth: Annotated[
         int | None, typer.Option(min=1, max=64, help="Draft tokens per step.", rich_help_panel="Method")
     ] = None,
-    budget: Annotated[int | None, typer.Option(help="Replace the config's k.", rich_help_panel="Method")] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Replace the config's k; m keeps its share.", rich_help_panel="Method")
+    ] = None,
     m: Annotated[int | None, typer.Option(help="Replace the config's m.", rich_help_panel="Method")] = None,
     draft_budget: Annotated[
         int | None,
@@ -212,21 +214,13 @@ def _require_memory(
 
 def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) -> DustinConfig | None:
     """The config with another budget or split, checked like one that was emitted."""
-    changes = {name: value for name, value in (("budget", budget), ("m", m)) if value is not None}
-    if not changes:
+    if budget is None and m is None:
         return served
     if served is None:
         raise UsageError("--budget and --m change a config; give one with --config")
-    from pydantic import ValidationError
+    from dustin_runtime.bench.subject import changed
 
-    from dustin_runtime.config import Selection
-    from dustin_runtime.validation import one_line
-
-    try:
-        selection = Selection.model_validate(served.selection.model_dump() | changes)
-    except ValidationError as error:
-        raise UsageError(f"--{'budget' if budget is not None else 'm'}: {one_line(error)}") from None
-    return served.model_copy(update={"selection": selection})
+    return served.model_copy(update={"selection": changed(served.selection, budget, m)})
 
 
 def open_models(
@@ -321,6 +315,7 @@ def _report(
     if as_json:
         print(json.dumps(document))
         return
+    sys.stdout.flush()  # where both go to one place, the text comes first
     for name, (_, figures, _) in zip(names, runs, strict=False):
         accepted = " ".join(f"{share:.2f}" for share in figures.acceptance)
         say = f"{name}: {figures.tokens_per_second:.1f} tokens/s, tau {figures.tau:.2f}, "

@@ -9,11 +9,12 @@ import pytest
 from commands import Outcome, dustin_profile
 from tiny_pair import TinyPair
 
+from dustin_profile.data import Prompt
 from dustin_profile.evaluation import fidelity_stage
 from dustin_profile.evaluation.fidelity_stage import spearman
 from dustin_runtime.files import read_json
 
-USAGE, CONFLICT, CAPACITY = 2, 4, 5
+USAGE, CONFLICT, MISSING = 2, 4, 6
 SMALL = ("--context", 140, "--documents", 3, "--tokens", 12)
 
 
@@ -83,8 +84,8 @@ def test_what_was_made_from_other_inputs_is_refused_by_field(tiny_pair: TinyPair
     ("options", "code", "message"),
     [
         (["--method", "sd"], USAGE, "--method sd: verifies in full, which is what the others are compared with"),
-        (["--method", "eagle"], USAGE, "--method eagle: unknown (known: "),
-        (["--budget", 128], CAPACITY, "--budget 128: covers a prompt of 128 tokens"),
+        (["--method", "eagle"], USAGE, "--method eagle: unknown; give one of oracle, oracle-by-head, "),
+        (["--budget", 128], USAGE, "--budget 128: covers a prompt of 128 tokens"),
         (["--budget", 5], USAGE, "--budget: "),
         (["--tokens", 140], USAGE, "--tokens 140: leaves no prompt of --context 140"),
     ],
@@ -100,3 +101,37 @@ def test_bad_options(
 def test_a_side_that_does_not_vary_has_no_correlation() -> None:
     assert spearman([(1.0, 0.2), (1.0, 0.1)]) is None
     assert spearman([(1.0, 0.1), (0.9, 0.2), (0.5, 0.4)]) == pytest.approx(-1)
+
+
+def test_overwriting_leaves_the_config_that_it_was_made_for(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes(config.read_bytes())
+    options = ("eval", "fidelity", tmp_path, *tiny_pair.options, "--quiet", *SMALL, *methods("dustin"))
+    assert dustin_profile(*options).code == 0
+    assert dustin_profile(*options, "--budget", 32, "--overwrite").code == 0
+    assert (tmp_path / "config.yaml").read_bytes() == config.read_bytes()
+
+
+def test_a_text_of_one_token_is_left_out(
+    tiny_pair: TinyPair, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is verified: its first token comes from the prefill."""
+    original = fidelity_stage.split
+
+    def cut(prompt: Prompt, tokens: int) -> tuple[list[int], list[int]]:
+        ids, text = original(prompt, tokens)
+        return (ids, text[:1]) if prompt.id.endswith("0") else (ids, text)
+
+    monkeypatch.setattr(fidelity_stage, "split", cut)
+    options = (*tiny_pair.options, "--run-dir", tmp_path, *SMALL, *methods("dustin"))
+    found = dustin_profile("eval", "fidelity", config, *options, "--json")
+    assert found.code == 0, found.err
+    assert len(json.loads(found.out)["documents"]) == 2
+    assert "left out, its text has 1 tokens and 2 are the least" in found.err
+
+
+def test_a_damaged_result_is_named(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
+    assert fidelity(tiny_pair, config, tmp_path, *methods("dustin")).code == 0
+    (tmp_path / "fidelity" / "document-0001.json").write_text("{}")
+    broken = fidelity(tiny_pair, config, tmp_path, *methods("dustin"))
+    assert broken.code == MISSING
+    assert broken.error.endswith("document-0001.json: is not a result; delete the file to measure its document again")
