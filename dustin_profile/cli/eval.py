@@ -12,6 +12,7 @@ import typer
 from dustin_profile.choices import Template
 from dustin_profile.cli.options import Json, Quiet, with_settings
 from dustin_profile.settings import ModelSettings
+from dustin_runtime.method_names import METHODS
 
 if TYPE_CHECKING:
     from dustin_profile.evaluation.tasks import Task
@@ -22,7 +23,7 @@ app = typer.Typer(help="Score what methods generate, beside full verification.",
 
 Config = Annotated[Path, typer.Argument(help="Emitted YAML, or the run directory that holds it.")]
 Methods = Annotated[
-    list[str] | None, typer.Option("--method", help="Method; repeat for several. Default: vanilla and dustin.")
+    list[str] | None, typer.Option("--method", help=f"Of {', '.join(METHODS)}; repeat. Default: vanilla, dustin.")
 ]
 Budgets = Annotated[
     list[int] | None,

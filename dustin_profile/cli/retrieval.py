@@ -31,7 +31,8 @@ def needle(
     models: ModelSettings,
     length: Lengths = None,
     depth_at: Annotated[
-        list[float] | None, typer.Option("--depth-at", help="Where a needle is put, 0 to 1; repeat for several.")
+        list[float] | None,
+        typer.Option("--depth-at", help="Where a needle is put; repeat. Default: 0, 0.25, 0.5, 0.75, 1."),
     ] = None,
     needles: Annotated[Path | None, typer.Option(help="YAML of needles. Default: the project's own.")] = None,
     needle_count: Annotated[int | None, typer.Option(min=1, help="Only the first N needles.")] = None,
@@ -63,10 +64,10 @@ def recall(
     models: ModelSettings,
     length: Lengths = None,
     kind: Annotated[
-        list[str] | None, typer.Option("--kind", help=f"Of {', '.join(get_args(RecallKind))}; repeat for several.")
+        list[str] | None, typer.Option("--kind", help=f"Of {', '.join(get_args(RecallKind))}; repeat. Default: all.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Prompts per kind and length.")] = 20,
-    facts: Annotated[int, typer.Option(min=1, help="Statements in a prompt, distractors among them.")] = 8,
+    facts: Annotated[int, typer.Option(min=1, help="Statements in a prompt: those asked for, and distractors.")] = 8,
     asked: Annotated[int, typer.Option(min=1, help="Values, keys or names that are asked at once.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the facts and their places.")] = 0,
     haystack: HaystackFile = None,
