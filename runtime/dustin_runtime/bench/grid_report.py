@@ -47,7 +47,7 @@ def save(found: dict[str, Any], path: Path) -> None:
 def line(row: dict[str, Any], header: bool = False) -> str:
     """One case as a line of the terminal's table; what is synthetic stands in every line."""
     cells = _cells(row)
-    widths = [10, 11, 5, 7, 9, 5, 6, 8, 8, 7]
+    widths = [16, 11, 5, 7, 9, 5, 6, 8, 8, 7]
     parts = [f"{ms:.2f} {name}" for name, ms in row["components_ms"].items()]
     said = f"  [{', '.join(row['synthetic'])}]" if row["synthetic"] else ""
     text = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
