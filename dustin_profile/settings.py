@@ -120,9 +120,14 @@ def choose_pair(models: ModelSettings, depth: int | None = None, budget: int | N
             recipe.name, recipe.target_id, recipe.draft_id, _given(depth, recipe.depth), _given(budget, recipe.budget)
         )
     if models.target and models.draft and not models.pair:
-        name = f"{Path(models.target).name}--{Path(models.draft).name}".replace(":", "_").replace("@", "_")
+        name = pair_name(models.target, models.draft)
         return PairChoice(name, models.target, models.draft, _given(depth, 4), _given(budget, 512))
     raise UsageError("give --pair ALIAS (`dustin-profile pairs` lists them), or both --target and --draft")
+
+
+def pair_name(target: str, draft: str) -> str:
+    """A name that can be a folder's, for a pair without one."""
+    return f"{Path(target).name}--{Path(draft).name}".replace(":", "_").replace("@", "_")
 
 
 def check_settings(settings: Settings, choice: PairChoice) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dustin_profile.cli.options import Json, Quiet, with_settings
+from dustin_profile.cli.options import Json, Quiet, begin, with_settings
 from dustin_profile.settings import ModelSettings
 from dustin_runtime.errors import RegressionError
 
@@ -24,15 +24,9 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Recompute ARR on the baseline's documents; exit 3 if it fell by more than the tolerance."""
-    from dustin_profile import progress
     from dustin_profile.check import check as run_check
-    from dustin_runtime.cli.support import go_offline
-    from dustin_runtime.config import load_config
 
-    progress.quiet = quiet
-    if models.offline:
-        go_offline()
-    verdict = run_check(load_config(config), baseline, models, data, tolerance)
+    verdict = run_check(begin(config, models, quiet), baseline, models, data, tolerance)
     if as_json:
         print(json.dumps(verdict.as_dict()))
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dustin_profile.cli.options import Json, Quiet, with_settings
+from dustin_profile.cli.options import Json, Quiet, begin, with_settings
 from dustin_profile.settings import ModelSettings
 
 
@@ -32,16 +32,11 @@ def drift(
     from dustin_profile.drift import by_tokens, measure
     from dustin_profile.settings import DataSettings
     from dustin_profile.traces.stage import calibration
-    from dustin_runtime.cli.support import go_offline
-    from dustin_runtime.config import load_config
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.policies import make_policy
     from dustin_runtime.step import Stepper
 
-    progress.quiet = quiet
-    if models.offline:
-        go_offline()
-    served = load_config(config)
+    served = begin(config, models, quiet)
     policies = [make_policy(name, served.selection) for name in method or ["dustin"]]
     pair = open_models(served, models)
     settings = DataSettings(data=data, context=context, documents=documents, continuation=tokens)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dustin_profile.choices import Template
-from dustin_profile.cli.options import Json, Quiet, with_settings
-from dustin_profile.settings import ModelSettings
+from dustin_profile.cli.options import Json, Quiet, begin, with_settings
+from dustin_profile.settings import ModelSettings, pair_name
 from dustin_runtime.method_names import METHODS
 
 if TYPE_CHECKING:
@@ -98,19 +98,13 @@ def evaluate(
         make_task: called once the pair's shapes and tokenizer are known, before its weights are read.
         finish: adds to the results what the task alone can say.
     """
-    from dustin_profile import progress
     from dustin_profile.check import open_models
     from dustin_profile.evaluation.runner import Run, make_cells
     from dustin_profile.evaluation.summary import summarise, write_results
     from dustin_profile.rundir import locked
-    from dustin_runtime.cli.support import go_offline
-    from dustin_runtime.config import load_config
     from dustin_runtime.loading import pick_device, pick_dtype
 
-    progress.quiet = quiet
-    if models.offline:
-        go_offline()
-    served = load_config(config)
+    served = begin(config, models, quiet)
     cells = make_cells(methods or ["vanilla", "dustin"], budgets or (), served)
     device = pick_device(models.device)
     dtype = pick_dtype(models.dtype, device)
@@ -136,5 +130,4 @@ def results_folder(config: Path, served: DustinConfig) -> Path:
     """Where results go if nothing is said: beside the config that a run emitted, else under the pair's name."""
     if config.is_dir():
         return config
-    names = (Path(model.id).name for model in (served.pair.target, served.pair.draft))
-    return Path("runs") / "--".join(names).replace(":", "_").replace("@", "_")
+    return Path("runs") / pair_name(served.pair.target.id, served.pair.draft.id)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dustin_profile.cli.eval import Budgets, Config, RunDir, results_folder
-from dustin_profile.cli.options import Json, Quiet, with_settings
+from dustin_profile.cli.options import Json, Quiet, begin, with_settings
 from dustin_profile.settings import ModelSettings
 from dustin_runtime.method_names import SPARSE
 
@@ -50,15 +50,10 @@ def fidelity(
     from dustin_profile.rundir import locked
     from dustin_profile.settings import DataSettings
     from dustin_profile.traces.stage import calibration
-    from dustin_runtime.cli.support import go_offline
-    from dustin_runtime.config import load_config
     from dustin_runtime.errors import UsageError
     from dustin_runtime.loading import pick_device, pick_dtype
 
-    progress.quiet = quiet
-    if models.offline:
-        go_offline()
-    served = load_config(config)
+    served = begin(config, models, quiet)
     if tokens >= context:
         raise UsageError(f"--tokens {tokens}: leaves no prompt of --context {context}")
     wanted = cells(method or sparse_methods(), budget or [served.selection.budget], served)

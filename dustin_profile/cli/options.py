@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import Field, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from dustin_profile.settings import DataSettings, HeadSettings, ModelSettings, SearchSettings
 from dustin_runtime.recipe_files import complete_pair
+
+if TYPE_CHECKING:
+    from dustin_runtime.config import DustinConfig
 
 PANELS = {
     ModelSettings: "Models",
@@ -66,6 +69,18 @@ def _parameter(field: Field[Any], hint: Any, panel: str) -> inspect.Parameter:
 
 def _value(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def begin(config: Path, models: ModelSettings, quiet: bool) -> DustinConfig:
+    """What commands on an emitted config do first: honour --quiet and --offline, and read the config."""
+    from dustin_profile import progress
+    from dustin_runtime.cli.support import go_offline
+    from dustin_runtime.config import load_config
+
+    progress.quiet = quiet
+    if models.offline:
+        go_offline()
+    return load_config(config)
 
 
 RunDir = Annotated[

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.attention.scoring import last_rows
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.cache import KVCache
 from dustin_runtime.models.decoder import Decoder
@@ -220,18 +221,8 @@ def attention_rows(ready: Prefilled, layer: int, begin: int, depth: int) -> Tens
     """
     end = min(begin + depth + 1, len(ready.text) - 1)
     prompt = ready.target_cache.keys[layer, 0, : len(ready.prompt)]
-    return _rows(ready.text_queries[layer][0, begin:end], torch.cat((prompt, ready.text_keys[layer, :end])))
-
-
-def _rows(q: Tensor, k: Tensor) -> Tensor:
-    """Attention of the last tokens: q [tokens, query_heads, size], k [keys, kv_heads, size]; [kv_heads, rows, keys]."""
-    tokens, _, size = q.shape
-    keys, kv_heads = k.shape[:2]
-    packed = q.float().view(tokens, kv_heads, -1, size).permute(1, 2, 0, 3)  # kv head, group, token
-    scores = packed @ k.float().permute(1, 2, 0).unsqueeze(1) * size**-0.5
-    hidden = torch.arange(keys, device=k.device) - (keys - tokens) > torch.arange(tokens, device=k.device).unsqueeze(1)
-    weights: Tensor = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    return weights.flatten(1, 2)
+    keys = torch.cat((prompt, ready.text_keys[layer, :end]))
+    return last_rows(ready.text_queries[layer][:, begin:end], keys.unsqueeze(0))[0].flatten(1, 2)
 
 
 def _mass(rows: Tensor, kept: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from dustin_profile.statistics import interval
 from dustin_runtime.bench.subject import changed
 from dustin_runtime.config import DustinConfig
 from dustin_runtime.errors import MissingError, UsageError
-from dustin_runtime.files import read_json, write_json, write_text
+from dustin_runtime.files import clear_temporaries, read_json, write_json, write_text
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
@@ -32,14 +32,14 @@ FULL, CORRELATION = "full", "arr_kl_rank_correlation"
 
 @dataclass(frozen=True)
 class Cell:
-    """A policy at a budget; None for one that reads everything."""
+    """A policy at a budget."""
 
     policy: Policy
-    budget: int | None
+    budget: int
 
     @property
     def name(self) -> str:
-        return self.policy.name if self.budget is None else f"{self.policy.name}-k{self.budget}"
+        return f"{self.policy.name}-k{self.budget}"
 
 
 def cells(methods: Sequence[str], budgets: Sequence[int], config: DustinConfig) -> list[Cell]:
@@ -110,6 +110,7 @@ def run(
     } | inputs
     usable = _usable(pair, prompts, tokens)
     open_stage(folder, made_from, overwrite, of_config=False)
+    clear_temporaries(folder)
     files = {folder / f"document-{index:04d}.json": prompt for index, prompt in usable}
     if pending := [file for file in files if not file.exists()]:
         models = load()
@@ -305,7 +306,7 @@ def check_room(context: int, tokens: int, wanted: Sequence[Cell]) -> None:
     Raises:
         UsageError: a budget is not below the prompt's length.
     """
-    if too_large := [cell for cell in wanted if cell.budget and cell.budget >= context - tokens]:
+    if too_large := [cell for cell in wanted if cell.budget >= context - tokens]:
         cell = too_large[0]
         raise UsageError(
             f"--budget {cell.budget}: covers a prompt of {context - tokens} tokens (--context {context} less --tokens "

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from dustin_profile.evaluation.fidelity import Prefilled, attention_rows
-from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.policies import Policy, Signals
-from dustin_runtime.policies.base import Verification
 from dustin_runtime.selection import ascending, ranked
 
 
@@ -32,9 +30,6 @@ class Oracle(Policy):
         """The same for one text."""
         assert self.selection is not None
         return type(self)(self.selection, oracle_lists(ready, depth, self.selection.budget, self.by_head))
-
-    def verification(self, signals: Signals) -> Verification:
-        return SparseAttention(self.select(signals))
 
     def select(self, signals: Signals) -> Tensor:
         return self.steps.pop(0)

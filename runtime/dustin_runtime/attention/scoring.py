@@ -92,7 +92,7 @@ class ScoredHeads:
 
         Args:
             q: [batch, queries, entries, head_size] queries after RoPE.
-            keys: [layers, batch, capacity, kv_heads, head_size] keys after RoPE, of all layers or see `stacked`.
+            keys: [layers, batch, capacity, kv_heads, head_size] keys after RoPE; see `key_layers`.
             position: [batch, queries] int64, ascending, where each query stands; its row covers [0, position].
             columns: positions that are wanted, the capacity at most. What lies beyond is not renormalised away.
             share: of the GPU's processors that are used, roughly; by default all, several times over.
@@ -142,6 +142,26 @@ def attention_rows(
         scores = packed @ k[:, :, kv_head].float().transpose(1, 2)
         scores = scores.view(batch, queries, len(entries), extent)
         yield entries, scores.masked_fill_(hidden.unsqueeze(2), float("-inf")).softmax(dim=-1)
+
+
+def last_rows(q: Tensor, k: Tensor) -> Tensor:
+    """Softmax rows of a sequence's last tokens, of all heads, each over the keys it sees.
+
+    Args:
+        q: [batch, tokens, query_heads, head_size] after RoPE.
+        k: [batch, keys, kv_heads, head_size] after RoPE, of which the tokens' own are the last.
+
+    Returns:
+        [batch, kv_heads, group, tokens, keys] fp32.
+    """
+    batch, tokens, _, head_size = q.shape
+    keys, kv_heads = k.shape[1:3]
+    packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 3, 1, 4)
+    scores = packed @ k.float().permute(0, 2, 3, 1).unsqueeze(2) * head_size**-0.5
+    place = torch.arange(keys, device=k.device) - (keys - tokens)
+    hidden = place > torch.arange(tokens, device=k.device).unsqueeze(1)
+    rows: Tensor = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return rows
 
 
 def attention_scores(q: Tensor, k: Tensor, heads: Sequence[int], group: int, position: Tensor) -> Tensor:

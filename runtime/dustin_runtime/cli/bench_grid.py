@@ -185,19 +185,18 @@ def _check(
     from dustin_runtime.bench.grid import new_tokens
     from dustin_runtime.memory_plan import plan, require
     from dustin_runtime.models.shape import check_context
-    from dustin_runtime.policies import POLICIES
+    from dustin_runtime.policies import make_policy
 
     for case in cases:
         capacity = case.context + new_tokens(steps, depth)
         for shape in (subject.target, subject.draft):
             check_context(shape, capacity, f"--context {case.context} with {steps} steps")
         if device != "cpu":
-            kind = POLICIES[case.method]
-            policy = kind(selection if kind.needs_selection else None)
-            scores = case.method.startswith(("dustin", "specattn"))
+            policy = make_policy(case.method, selection)
+            scores = policy.uses_history or policy.uses_lookahead
             need = plan(
                 subject.target,
-                subject.draft if kind.drafts else None,
+                subject.draft if policy.drafts else None,
                 batch=case.batch,
                 capacity=capacity,
                 depth=depth,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dustin_runtime.attention.scoring import last_rows
 from dustin_runtime.policies.prompt_lists import PromptPolicy
 from dustin_runtime.selection import ascending, ranked
 
@@ -23,15 +24,8 @@ def window_mass(q: Tensor, k: Tensor) -> Tensor:
     Returns:
         [batch, kv_heads, length - window] fp32: softmax over all the keys that a query sees, summed over queries.
     """
-    batch, window, _, head_size = q.shape
-    length, kv_heads = k.shape[1:3]
-    packed = q.float().view(batch, window, kv_heads, -1, head_size).permute(0, 2, 3, 1, 4)  # kv head, group, window
-    scores = packed @ k.float().permute(0, 2, 3, 1).unsqueeze(2) * head_size**-0.5
-    place = torch.arange(length, device=k.device) - (length - window)
-    hidden = place > torch.arange(window, device=k.device).unsqueeze(1)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
-    mass: Tensor = weights[..., : length - window].sum(dim=3).mean(dim=2)
-    return mass
+    before = k.shape[1] - q.shape[1]
+    return last_rows(q, k)[..., :before].sum(dim=3).mean(dim=2)
 
 
 def choose_tokens(mass: Tensor, window: int, budget: int, kernel: int, pooling: Literal["max", "mean"]) -> Tensor:
