@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dustin_runtime.policies.base import Memory
     from dustin_runtime.step import State, Stepper
 
-HISTORY_SHARE, LOOKAHEAD_SHARE = 0.25, 2.0
+HISTORY_SHARE, LOOKAHEAD_SHARE = 0.18, 1.0
 """Of the processors: history has the whole drafting to be scored in, and drafting is slowed down by what reads much at
 the same time. Of lookahead the last layer's queries come late."""
 

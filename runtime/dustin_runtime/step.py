@@ -187,11 +187,13 @@ class Stepper:
         ids = torch.cat((state.recent[:, 1:], drafts), dim=1)
         hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, state.extent + self.depth + 1)
         logits = self.target.logits(hidden)
+        read = verify.tokens_read(state.lengths)
         tokens, finite = ops.argmax_finite(logits, self.shared_vocab)
         logits = logits[..., : self.shared_vocab]
         tokens, accepted = self._accept(state, logits, tokens, drafts, draft_probabilities)
-        queries = self.history_heads.gather(tap.queries) if self.history_heads else None
-        packed = _advance(state, ids, tokens, accepted, finite, verify.tokens_read(state.lengths), queries)
+        heads = self.history_heads
+        queries = (tap.queries[heads.layers[0]], heads.heads) if heads else (None, None)
+        packed = _advance(state, ids, tokens, accepted, finite, read, *queries)
         return StepResult(packed, logits)
 
     def _verification(self, signals: StepSignals) -> Verification:
@@ -242,14 +244,12 @@ class Stepper:
 
     def _accept(
         self, state: State, logits: Tensor, best: Tensor, drafts: Tensor, draft_probabilities: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens [rows, depth + 1] and how many of the drafts are accepted [rows]."""
-        if not self.sampled and state.forced is None:
-            return acceptance.accept_greedy(best, drafts)
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens [rows, depth + 1] and how many drafts of a row are accepted, as `advance_reference` takes them."""
+        if not self.sampled or state.forced is not None:
+            return best, None
         turns = torch.arange(self.depth, device=drafts.device)
         position = state.lengths.unsqueeze(1) + (1 + turns)  # of the drafts
-        if state.forced is not None:
-            return acceptance.accept_forced(drafts, best, state.forced.gather(1, position))
         seed = state.sampling.seed.unsqueeze(1)
         # Other turns draw other numbers at a position that a rejection brings back: with sparse verification the
         # target's distribution depends on drafts that were discarded.
@@ -261,49 +261,69 @@ class Stepper:
 
 
 def _advance(
-    state: State, ids: Tensor, tokens: Tensor, accepted: Tensor, finite: Tensor, read: Tensor, queries: Tensor | None
+    state: State,
+    ids: Tensor,
+    tokens: Tensor,
+    accepted: Tensor | None,
+    finite: Tensor,
+    read: Tensor,
+    queries: Tensor | None,
+    heads: Tensor | None,
 ) -> Tensor:
     """`advance_reference`, or the kernel beside it."""
+    decided = (ids, tokens, accepted, state.forced, finite, read, queries, heads)
     fields = (state.active, state.lengths, state.recent, state.history_query)
     if usable(read):
         from dustin_runtime.kernels.advance import advance
 
-        return advance(ids, tokens, accepted, finite, read, queries, *fields)
-    return advance_reference(ids, tokens, accepted, finite, read, queries, *fields)
+        return advance(*decided, *fields)
+    return advance_reference(*decided, *fields)
 
 
 def advance_reference(
     ids: Tensor,
     tokens: Tensor,
-    accepted: Tensor,
+    accepted: Tensor | None,
+    forced: Tensor | None,
     finite: Tensor,
     read: Tensor,
     queries: Tensor | None,
+    heads: Tensor | None,
     active: Tensor,
     lengths: Tensor,
     recent: Tensor,
     history_query: Tensor | None,
 ) -> Tensor:
-    """Roll the state of active rows forward, in place, by what was accepted. Rejected drafts are left behind by length.
+    """Accept drafts, and roll the state of active rows forward in place. Rejected drafts are left behind by length.
 
     Args:
-        ids: [rows, depth + 1] int64, the pending token and the drafts; tokens: the same, what is emitted.
-        accepted: [rows] int64; finite: [rows, depth + 1] bool; read: [rows] fp32.
-        queries: [rows, depth + 1, heads, head_size] of the history heads at the tokens of `ids`, or None.
+        ids: [rows, depth + 1] int64, the pending token and the drafts.
+        tokens: [rows, depth + 1] int64, the target's own token at each position; what is emitted, if `accepted` says
+            how many drafts [rows] int64 that takes. Without it drafts are accepted as `forced` says, or greedily.
+        forced: [rows, capacity] bool, see `State`, or None.
+        finite: [rows, depth + 1] bool; read: [rows] fp32.
+        queries: [rows, depth + 1, query_heads, head_size] of the history layer at the tokens of `ids`, and `heads`
+            [entries] int64, which of them are kept; or None.
         active, lengths, recent, history_query: as of `State`.
 
     Returns:
         `StepResult.packed`.
     """
+    drafts = ids[:, 1:]
+    if accepted is None and forced is not None:
+        positions = lengths.unsqueeze(1) + torch.arange(1, ids.shape[1], device=ids.device)
+        tokens, accepted = acceptance.accept_forced(drafts, tokens, forced.gather(1, positions))
+    elif accepted is None:
+        tokens, accepted = acceptance.accept_greedy(tokens, drafts)
     count = torch.where(active, accepted + 1, 0)
     columns = (count, read, finite.all(dim=1))
     packed = torch.cat((tokens.double(), *(x.double().unsqueeze(1) for x in columns)), dim=1)
     pick = accepted.unsqueeze(1)
     last = torch.cat((ids.gather(1, pick), tokens.gather(1, pick)), dim=1)
     recent.copy_(torch.where(active.unsqueeze(1), last, recent))
-    if history_query is not None:
-        assert queries is not None
-        query = queries.gather(1, accepted[:, None, None, None].expand_as(queries[:, :1]))
+    if queries is not None and heads is not None and history_query is not None:
+        kept = queries.index_select(2, heads)
+        query = kept.gather(1, accepted[:, None, None, None].expand_as(kept[:, :1]))
         history_query.copy_(torch.where(active[:, None, None, None], query, history_query))
     lengths.add_(count)
     return packed

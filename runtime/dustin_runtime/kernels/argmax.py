@@ -25,24 +25,32 @@ def _argmax(
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(1)
     split = tl.program_id(0)
-    # Column by column of a block, so that threads have to agree only once, at the end.
+    # Column by column of a block, so that threads have to agree only once, at the end. NaN is never above.
     tops = tl.full([BLOCK], float("-inf"), tl.float32)
-    places = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
-    goods = tl.full([BLOCK], 1, tl.int32)
-    for begin in range(split * SHARE, split * SHARE + SHARE, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        inside = column < vocab
-        value = tl.load(logits + row.to(tl.int64) * stride + column, mask=inside, other=0.0).to(tl.float32)
-        goods = tl.minimum(goods, (tl.abs(value) < float("inf")).to(tl.int32))
-        value = tl.where(inside & (value == value), value, float("-inf"))
-        places = tl.where(value > tops, column, places)
-        tops = tl.maximum(tops, value)
+    turns = tl.full([BLOCK], SHARE // BLOCK, tl.int32)
+    spoilt = tl.zeros([BLOCK], tl.float32)  # NaN once a value was not finite
+    place = tl.arange(0, BLOCK)
+    mine = logits + row.to(tl.int64) * stride + split * SHARE
+    if split * SHARE + SHARE <= vocab:  # without a mask, loads are wide
+        for turn in tl.static_range(SHARE // BLOCK):
+            value = tl.load(mine + turn * BLOCK + place).to(tl.float32)
+            spoilt += value * 0.0
+            turns = tl.where(value > tops, turn, turns)
+            tops = tl.where(value > tops, value, tops)
+    else:
+        for turn in tl.static_range(SHARE // BLOCK):
+            inside = split * SHARE + turn * BLOCK + place < vocab
+            value = tl.load(mine + turn * BLOCK + place, mask=inside, other=0.0).to(tl.float32)
+            spoilt += value * 0.0
+            higher = inside & (value > tops)
+            turns = tl.where(higher, turn, turns)
+            tops = tl.where(higher, value, tops)
     top = tl.max(tops, 0)
-    # All may be -inf: the first column then.
-    places = tl.where(places == 0x7FFFFFFF, split * SHARE + tl.arange(0, BLOCK), places)
+    # Where all are -inf or NaN: the first column.
+    column = split * SHARE + tl.where(turns == SHARE // BLOCK, place, turns * BLOCK + place)
     tl.store(best_value + row * SPLITS + split, top)
-    tl.store(best_id + row * SPLITS + split, tl.min(tl.where(tops == top, places, 0x7FFFFFFF), 0))
-    tl.store(sound + row * SPLITS + split, tl.min(goods, 0))
+    tl.store(best_id + row * SPLITS + split, tl.min(tl.where(tops == top, column, 0x7FFFFFFF), 0))
+    tl.store(sound + row * SPLITS + split, tl.min((spoilt == 0.0).to(tl.int32), 0))
     tl.debug_barrier()
     arrived = tl.atomic_add(counter + row, 1, sem="acq_rel")
     if arrived == SPLITS - 1:
@@ -66,8 +74,7 @@ def argmax_finite(logits: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
         ids [...] int64; finite [...] bool.
     """
     rows = logits.numel() // logits.shape[-1]
-    block = 2048
-    share = block * max(1, ceil_div(vocab * rows, block * 2048))
+    block, share = 2048, 8 * 2048
     splits = ceil_div(vocab, share)
     best_value = torch.empty(rows * splits, dtype=torch.float32, device=logits.device)
     best_id, sound = torch.empty(2, rows * splits, dtype=torch.int32, device=logits.device)
@@ -75,7 +82,7 @@ def argmax_finite(logits: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
     finite = torch.empty(logits.shape[:-1], dtype=torch.bool, device=logits.device)
     _argmax[(splits, rows)](
         logits, best_value, best_id, sound, ids, finite, counters(logits.device, rows), logits.shape[-1], vocab,
-        BLOCK=block, SHARE=share, SPLITS=splits, SLOTS=next_power_of_2(splits), num_warps=8,
+        BLOCK=block, SHARE=share, SPLITS=splits, SLOTS=next_power_of_2(splits), num_warps=4,
         **dependent_launch(logits.device),
     )  # fmt: skip
     return ids, finite

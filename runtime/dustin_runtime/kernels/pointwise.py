@@ -66,9 +66,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """SwiGLU (arXiv 2002.05202): silu of the first half of [..., 2 ffn] times the second half."""
     ffn = gate_up.shape[-1] // 2
     out = torch.empty(*gate_up.shape[:-1], ffn, dtype=gate_up.dtype, device=gate_up.device)
-    block = 1024
+    block = 2048
     _silu_mul[(out.numel() // ffn, ceil_div(ffn, block))](
-        gate_up, out, ffn, BLOCK=block, num_warps=4, **dependent_launch(out.device)
+        gate_up, out, ffn, BLOCK=block, num_warps=8, **dependent_launch(out.device)
     )
     return out
 

@@ -3,8 +3,8 @@
 Reference: `dustin_runtime.selection.select_reference`, whose result this equals position for position.
 
 The k-th largest score is found by building its bits from the top (scores are not negative, so their bits order as
-they do): 16 counts, two bits each, over values that stay in registers. Candidates keep the order of positions, so ties
-go to the smaller position and lists come out ascending.
+they do): at most 16 counts, two bits each but the first, over values that stay in registers. Candidates keep the order
+of positions, so ties go to the smaller position and lists come out ascending.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ MOST_CANDIDATES = 32768
 @triton.jit
 def _best(bits, count):
     """Mask of the `count` largest of `bits` [N] int32 (-1: not there), the first of equals; all, if there are fewer."""
-    threshold = tl.zeros([], tl.int32)
-    for step in tl.static_range(16):
+    threshold = (1 << 30) * (tl.sum((bits >= 1 << 30).to(tl.int32), 0) >= count).to(tl.int32)
+    reached = 0x7FFFFFFF  # how many are at least the threshold; once they are `count`, these are the best
+    shift = 28
+    while (shift >= 0) & (reached != count):
         # Two bits at a time: the counts of three thresholds are summed at once, packed into one integer.
-        shift = 30 - 2 * step
         one = (bits >= (threshold | (1 << shift))).to(tl.int64)
-        if step == 0:
-            counts = tl.sum(one, 0)
-        else:
-            two = (bits >= (threshold | (2 << shift))).to(tl.int64)
-            three = (bits >= (threshold | (3 << shift))).to(tl.int64)
-            counts = tl.sum(one + (two << 20) + (three << 40), 0)
-        digit = ((counts & 0xFFFFF) >= count).to(tl.int32)
-        digit += (((counts >> 20) & 0xFFFFF) >= count).to(tl.int32)
-        digit += ((counts >> 40) >= count).to(tl.int32)
+        two = (bits >= (threshold | (2 << shift))).to(tl.int64)
+        three = (bits >= (threshold | (3 << shift))).to(tl.int64)
+        counts = tl.sum(one + (two << 20) + (three << 40), 0)
+        first, second, third = counts & 0xFFFFF, (counts >> 20) & 0xFFFFF, counts >> 40
+        digit = (first >= count).to(tl.int32) + (second >= count).to(tl.int32) + (third >= count).to(tl.int32)
+        at_digit = tl.where(digit == 3, third, tl.where(digit == 2, second, first)).to(tl.int32)
+        reached = tl.where(digit == 0, reached, at_digit)
         threshold |= digit << shift
-    above = bits > threshold
-    equal = bits == threshold
-    room = count - tl.sum(above.to(tl.int32), 0)
-    if tl.sum(equal.to(tl.int32), 0) > room:  # a tie across the border
-        equal = equal & (tl.cumsum(equal.to(tl.int32), 0) <= room)
-    return above | equal
+        shift -= 2
+    chosen = bits >= threshold
+    if reached > count:
+        above = bits > threshold
+        room = count - tl.sum(above.to(tl.int32), 0)
+        equal = bits == threshold
+        if tl.sum(equal.to(tl.int32), 0) > room:  # a tie across the border
+            chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
+    return chosen
 
 
 @triton.jit
@@ -178,7 +180,7 @@ def select(
     count = chunks * most
     _choose[(batch,)](
         ahead, lengths, found, found_bits, unsorted, kept, ahead.stride(0), sink, window, m, rest, budget,
-        COUNT=count, BLOCK=next_power_of_2(count), LIST=next_power_of_2(budget), TILE=16,
-        HAS_LOOKAHEAD=m > 0, HAS_HISTORY=rest > 0, num_warps=32 if count > 8192 else 16,
+        COUNT=count, BLOCK=next_power_of_2(count), LIST=next_power_of_2(budget), TILE=64,
+        HAS_LOOKAHEAD=m > 0, HAS_HISTORY=rest > 0, num_warps=32 if count > 8192 else 8,
     )  # fmt: skip
     return kept

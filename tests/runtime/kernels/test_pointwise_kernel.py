@@ -140,29 +140,34 @@ def test_a_product_and_the_norm_after_it(
         assert cases.error(other[2].sum(dim=0), want.float().square().sum(dim=1)) < cases.tolerance(dtype)
 
 
+@pytest.mark.parametrize("how", ["greedy", "forced", "decided"])
 @pytest.mark.parametrize("size", [0, 64])
-def test_advance(size: int, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("depth", [0, 3, 4])
+def test_advance(size: int, how: str, depth: int, generator: torch.Generator) -> None:
     from dustin_runtime.kernels.advance import advance
     from dustin_runtime.step import advance_reference
 
-    device, rows, depth = generator.device, 9, 4
+    device, rows = generator.device, 9
 
     def numbers(high: int, *shape: int) -> torch.Tensor:
         return torch.randint(0, high, shape, generator=generator, device=device)
 
-    ids, tokens, accepted = (
-        numbers(150_000, rows, depth + 1),
-        numbers(150_000, rows, depth + 1),
-        numbers(depth + 1, rows),
-    )
+    ids, tokens = numbers(150_000, rows, depth + 1), numbers(150_000, rows, depth + 1)
+    agree = numbers(3, rows, depth) > 0
+    ids[:, 1:] = torch.where(agree, tokens[:, :-1], ids[:, 1:])
+    accepted = numbers(depth + 1, rows) if how == "decided" else None
+    forced = numbers(3, rows, 40) > 0 if how == "forced" else None
     finite, read = numbers(5, rows, depth + 1) > 0, numbers(600, rows).float() / 7
-    queries = torch.randn(rows, depth + 1, 3, size, generator=generator, device=device).half() if size else None
+    queries = torch.randn(rows, depth + 1, 5, size, generator=generator, device=device).half() if size else None
+    heads = torch.tensor([1, 2, 4], device=device) if size else None
     states = []
     for function in (advance, advance_reference):
         active = torch.arange(rows, device=device) % 3 > 0
         lengths, recent = torch.arange(rows, device=device) + 5, torch.zeros(rows, 2, dtype=torch.int64, device=device)
         history = torch.zeros(rows, 1, 3, size, device=device).half() if size else None
-        packed = function(ids, tokens, accepted, finite, read, queries, active, lengths, recent, history)
-        states.append((packed, active, lengths, recent, history))
+        fields = (active, lengths, recent, history)
+        packed = function(ids, tokens, accepted, forced, finite, read, queries, heads, *fields)
+        states.append((packed, *fields))
     for found, want in zip(*states, strict=True):
         assert (found is None and want is None) or torch.equal(found, want)
+    assert how != "greedy" or not depth or 0 < (states[0][0][:, -3] > 1).sum() < rows
