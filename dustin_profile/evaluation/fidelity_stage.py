@@ -17,8 +17,7 @@ from dustin_profile.provenance import versions
 from dustin_profile.report import with_interval
 from dustin_profile.rundir import open_stage
 from dustin_profile.statistics import interval
-from dustin_runtime.bench.subject import changed
-from dustin_runtime.config import DustinConfig
+from dustin_runtime.config import DustinConfig, changed
 from dustin_runtime.errors import MissingError, UsageError
 from dustin_runtime.files import clear_temporaries, read_json, write_json, write_text
 from dustin_runtime.loading import Pair

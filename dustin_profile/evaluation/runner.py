@@ -15,8 +15,7 @@ from dustin_profile.evaluation.tasks import Item, Task
 from dustin_profile.progress import progress, say
 from dustin_profile.provenance import device_kind
 from dustin_profile.rundir import keep_inputs
-from dustin_runtime.bench.subject import changed
-from dustin_runtime.config import DustinConfig
+from dustin_runtime.config import DustinConfig, changed
 from dustin_runtime.engine import Engine, Generation
 from dustin_runtime.errors import ConflictError, InterruptedRunError, NothingMeasuredError
 from dustin_runtime.files import clear_temporaries, digest

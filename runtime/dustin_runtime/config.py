@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dustin_runtime.budget import budget_fault
-from dustin_runtime.errors import ConfigError
+from dustin_runtime.errors import ConfigError, UsageError
 from dustin_runtime.files import write_text
 from dustin_runtime.models.shape import Family, ModelShape, RopeScaling
 from dustin_runtime.validation import dump_yaml, one_line, read_yaml
@@ -78,6 +78,25 @@ class Selection(_Strict):
         if self.m and not self.lookahead:
             raise ValueError(f"m is {self.m} but lookahead names no draft layer")
         return self
+
+
+def changed(selection: Selection, budget: int | None, m: int | None) -> Selection:
+    """The selection with another budget, m in proportion as far as it leaves room for what is protected, or another m.
+
+    Raises:
+        UsageError: the split is invalid.
+    """
+    changes: dict[str, int] = {}
+    if budget is not None:
+        room = max(budget - selection.sink - selection.window, 0)
+        changes = {"budget": budget, "m": min(selection.m * budget // selection.budget, room)}
+    if m is not None:
+        changes["m"] = m
+    try:
+        return Selection.model_validate(selection.model_dump() | changes)
+    except ValidationError as error:
+        flags = ", ".join(flag for flag, value in (("--budget", budget), ("--m", m)) if value is not None)
+        raise UsageError(f"{flags}: {one_line(error)}") from None
 
 
 class DustinConfig(_Strict):

@@ -244,6 +244,10 @@ def test_a_config_gives_heads_depth_and_budget(tiny_pair: TinyPair, tmp_path: Pa
     lines(bench(tiny_pair, *options))
     document = json.loads(path.read_text())
     assert (document["rows"][0]["depth"], document["rows"][0]["budget"]) == (2, 44)
+    assert document["rows"][0]["draft_reads"] == "all"
+    windowed = served(tiny_pair, tmp_path / "windowed.yaml", draft_cache="sink+window")
+    lines(bench(tiny_pair, *options[:-3], windowed, *options[-2:]))
+    assert json.loads(path.read_text())["rows"][0]["draft_reads"] == 44
     other = dustin_run(*NOISE[:1], "--pair", "smollm2", *NOISE[3:], "--config", config)
     assert (other.code, other.out) == (CONFIG, "")
     assert other.error.startswith("pair.target.layers: the config was made for tiny-target with 4, ")

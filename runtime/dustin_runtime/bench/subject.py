@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic import ValidationError
 
 from dustin_runtime.bench.workload import SINK, WINDOW, spread_heads
 from dustin_runtime.config import DustinConfig, Selection
@@ -18,7 +17,6 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.pairs import find_pair
-from dustin_runtime.validation import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -106,25 +104,6 @@ def spread(target: ModelShape, draft: ModelShape, budget: int) -> Selection:
         history=spread_heads(target, target.layers // 2),
         lookahead=tuple(spread_heads(draft, layer) for layer in layers),
     )
-
-
-def changed(selection: Selection, budget: int | None, m: int | None) -> Selection:
-    """The selection with another budget, m in proportion as far as it leaves room for what is protected, or another m.
-
-    Raises:
-        UsageError: the split is invalid.
-    """
-    changes: dict[str, int] = {}
-    if budget is not None:
-        room = max(budget - selection.sink - selection.window, 0)
-        changes = {"budget": budget, "m": min(selection.m * budget // selection.budget, room)}
-    if m is not None:
-        changes["m"] = m
-    try:
-        return Selection.model_validate(selection.model_dump() | changes)
-    except ValidationError as error:
-        flags = ", ".join(flag for flag, value in (("--budget", budget), ("--m", m)) if value is not None)
-        raise UsageError(f"{flags}: {one_line(error)}") from None
 
 
 def parts_of_text(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dustin_runtime.bench.grid import Case
     from dustin_runtime.bench.subject import Subject
-    from dustin_runtime.config import Selection
+    from dustin_runtime.config import DustinConfig, Selection
 
 
 def grid(
@@ -51,9 +51,12 @@ def grid(
     budget: Annotated[int | None, typer.Option(help="Prefix tokens that verification reads.")] = None,
     m: Annotated[int | None, typer.Option(help="How many of them lookahead chooses.")] = None,
     draft_cache: Annotated[
-        list[str] | None, typer.Option(help="full or sink+window, of sparse methods. Repeat for both. Default: full.")
+        list[str] | None,
+        typer.Option(help="full or sink+window, of sparse methods. Repeat for both. Default: the config's, else full."),
     ] = None,
-    draft_budget: Annotated[int, typer.Option(min=8, help="Tokens that a windowed draft reads.")] = 512,
+    draft_budget: Annotated[
+        int | None, typer.Option(min=8, help="Tokens that a windowed draft reads. Default: the config's, else 512.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each component.")] = 10,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
@@ -76,7 +79,8 @@ def grid(
     from dustin_runtime.acceptance import rate_for
     from dustin_runtime.bench.grid import Setup, measure
     from dustin_runtime.bench.grid_report import document, line, save
-    from dustin_runtime.bench.subject import changed, parts_of_text
+    from dustin_runtime.bench.subject import parts_of_text
+    from dustin_runtime.config import changed, load_config
     from dustin_runtime.files import require_writable
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.policies import POLICIES
@@ -84,7 +88,8 @@ def grid(
     methods = list(dict.fromkeys(method or ["vanilla", "sd", "magicdec", "dustin"]))
     if unknown := [name for name in methods if name not in POLICIES]:
         raise UsageError(f"--method {unknown[0]}: unknown (known: {', '.join(POLICIES)})")
-    draft_caches = list(dict.fromkeys(draft_cache or ["full"]))
+    served = load_config(config) if config else None
+    draft_caches = list(dict.fromkeys(draft_cache or [served.draft_cache if served else "full"]))
     if wrong := [kind for kind in draft_caches if kind not in ("full", "sink+window")]:
         raise UsageError(f"--draft-cache {wrong[0]}: give full or sink+window")
     if synthetic_context == bool(file):
@@ -98,11 +103,12 @@ def grid(
     batches, contexts = list(dict.fromkeys(batch or [16])), list(dict.fromkeys(context_tokens or [8192]))
     kind = pick_device(device)
     element = pick_dtype(dtype, kind)
-    subject = _subject(pair, target, draft, config, random_weights, offline, kind, element)
+    subject = _subject(pair, target, draft, served, random_weights, offline, kind, element)
     selection, gamma = changed(subject.selection, budget, m), depth or subject.depth
     if force_acceptance is not None:
         rate_for(force_acceptance, gamma)
     cases = list(_cases(methods, batches, contexts, draft_caches))
+    draft_budget = draft_budget or (served and served.draft_budget) or 512
     _check(subject, selection, gamma, steps, cases, draft_budget, kind, element.itemsize)
     prompts = None if synthetic_context else parts_of_text(subject.tokenizer, file or [], max(batches), max(contexts))
     decoders = subject.load()
@@ -149,16 +155,14 @@ def _subject(
     pair: str | None,
     target: str | None,
     draft: str | None,
-    config: Path | None,
+    served: DustinConfig | None,
     random_weights: bool,
     offline: bool,
     device: str,
     dtype: torch.dtype,
 ) -> Subject:
     from dustin_runtime.bench.subject import noise, real
-    from dustin_runtime.config import load_config
 
-    served = load_config(config) if config else None
     if random_weights:
         if not pair or target or draft:
             raise UsageError("--random-weights needs --pair, whose shapes it takes, and no --target or --draft")

@@ -218,7 +218,7 @@ def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) ->
         return served
     if served is None:
         raise UsageError("--budget and --m change a config; give one with --config")
-    from dustin_runtime.bench.subject import changed
+    from dustin_runtime.config import changed
 
     return served.model_copy(update={"selection": changed(served.selection, budget, m)})
 

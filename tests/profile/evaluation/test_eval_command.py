@@ -20,8 +20,7 @@ from dustin_profile.evaluation.rows import RowFile
 from dustin_profile.evaluation.runner import Cell, chunks, end_of
 from dustin_profile.evaluation.tasks import Item
 from dustin_profile.texts import topics
-from dustin_runtime.bench.subject import changed
-from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.config import LayerHeads, Selection, changed
 from dustin_runtime.files import read_json
 
 USAGE, CONFLICT, CAPACITY, MISSING, INTERRUPTED = 2, 4, 5, 6, 130
