@@ -108,7 +108,8 @@ def check_context(shape: ModelShape, tokens: int, what: str) -> None:
         CapacityError: naming `what` asks for them.
     """
     if tokens > shape.context:
-        hint = ", or stretch the model (--rope yarn:FACTOR)" if shape.rope.type == "default" else ""
+        stretch = ", or stretch the model (--rope yarn:FACTOR; a config has to be searched with it)"
+        hint = stretch if shape.rope.type == "default" else ""
         raise CapacityError(f"{what}: {tokens} tokens exceed the model's context of {shape.context}: shorten it{hint}")
 
 
