@@ -5,31 +5,37 @@ References: `torch.nn.functional.linear`, `silu_mul` of it, and `models.ops.add_
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from dustin_runtime.cache import Ring
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2
 from dustin_runtime.kernels.prefetch import LINE, to_l2
 from dustin_runtime.kernels.workspace import counters
 
 
-@triton.jit(do_not_specialize=["rows", "tiles", "blocks_before"])
+@triton.jit(do_not_specialize=["rows", "tiles", "blocks_before", "tokens", "query_heads", "kv_heads", "sink", "ring"])
 def _linear(
     x, weight, bias, squares, residual, gain, out, gained, squares_out, partials, counter,
     rows, outputs, inputs, tiles, blocks_before, eps,
+    cos, sin, start, k_cache, v_cache, more_keys,
+    k_batch, k_token, k_head, v_batch, v_token, v_head, m_batch, m_token, m_head,
+    tokens, query_heads, kv_heads, sink, ring,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, BEFORE: tl.constexpr, ADD: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
-    PDL: tl.constexpr,
+    BIAS: tl.constexpr, BEFORE: tl.constexpr, ADD: tl.constexpr, HALF: tl.constexpr, MORE: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: OUT outputs of all rows, over a share of the inputs.
 
     BEFORE: 0, or places for the sums of squares that x still has to be divided by. ADD: add `residual`, and also write
-    what the next norm makes of the sum, short of the division. AHEAD: cache lines of each weight row that are sent for
-    while the kernel before still runs. EARLY: let the next kernel start, and send for its weights, meanwhile.
+    what the next norm makes of the sum, short of the division. HALF: 0, or half of a head's size: outputs are queries,
+    keys and values, rotated and put where `pointwise._rope_append` puts them; a block has equal parts of both halves of
+    a head. AHEAD: cache lines of each weight row that are sent for while the kernel before still runs. EARLY: let the
+    next kernel start, and send for its weights, meanwhile.
     """
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -37,6 +43,15 @@ def _linear(
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.arange(0, ROWS)
     output = block * OUT + tl.arange(0, OUT)
+    if HALF > 0:
+        PART: tl.constexpr = OUT // 2
+        head = block * PART // HALF
+        within = block * PART % HALF + tl.arange(0, PART)[None, :]  # the first half of the head
+        output = head * 2 * HALF + block * PART % HALF + tl.arange(0, OUT) // PART * HALF + tl.arange(0, OUT) % PART
+        sequence = tl.minimum(row, rows - 1).to(tl.int64)[:, None] // tokens
+        position = tl.load(start + sequence) + row[:, None] % tokens
+        c = tl.load(cos + position * HALF + within)
+        s = tl.load(sin + position * HALF + within)
     there = output < outputs
     # Rows beyond the last are read again from its place, so that whole tiles need no mask.
     w_row = weight + tl.minimum(output, outputs - 1).to(tl.int64)[:, None] * inputs
@@ -108,7 +123,31 @@ def _linear(
         wide = tl.where(mask, result.to(tl.float32), 0.0)
         tl.store(gained + place, (wide * factor[None, :]).to(kind), mask=mask)
         tl.store(squares_out + block * rows + row, tl.sum(wide * wide, 1), mask=row < rows)
-    tl.store(out + place, result, mask=mask)
+    if HALF > 0:
+        a, b = tl.split(tl.permute(tl.reshape(result.to(tl.float32), [ROWS, 2, PART]), (0, 2, 1)))
+        first, other = a.to(kind), b.to(kind)
+        if head < query_heads + kv_heads:
+            first, other = (a * c - b * s).to(kind), (b * c + a * s).to(kind)
+        exists = (row < rows)[:, None] & (within < HALF)
+        slot = tl.where(position < sink, position, sink + (position - sink) % ring)
+        if head < query_heads:
+            to_query = out + (row[:, None] * query_heads + head) * 2 * HALF + within
+            tl.store(to_query, first, mask=exists)
+            tl.store(to_query + HALF, other, mask=exists)
+        elif head < query_heads + kv_heads:
+            to_key = k_cache + sequence * k_batch + slot * k_token + (head - query_heads) * k_head + within
+            tl.store(to_key, first, mask=exists)
+            tl.store(to_key + HALF, other, mask=exists)
+            if MORE:
+                to_more = more_keys + sequence * m_batch + position * m_token + (head - query_heads) * m_head + within
+                tl.store(to_more, first, mask=exists)
+                tl.store(to_more + HALF, other, mask=exists)
+        else:
+            to_value = v_cache + sequence * v_batch + slot * v_token + (head - query_heads - kv_heads) * v_head + within
+            tl.store(to_value, first, mask=exists)
+            tl.store(to_value + HALF, other, mask=exists)
+    else:
+        tl.store(out + place, result, mask=mask)
 
 
 class Tiling(NamedTuple):
@@ -127,6 +166,10 @@ NARROW = 2048
 """Width of a model up to which products and norms are joined: in a wide one, cuBLAS gains more than launches cost."""
 PREFETCHED = 34 << 20
 """Bytes of weights that a launch may send for ahead: they have to stay in the L2, of which an H200 has 50 MB."""
+
+
+ROTATED = Tiling(32, 256, 1, 4, 4)
+"""Of products that are rotated: a block lies within a head."""
 
 
 def worthwhile(rows: int, outputs: int, inputs: int, gated: bool) -> bool:
@@ -179,7 +222,34 @@ def linear(
         gated: weight holds the rows of a gate, then as many of an up projection; the result is silu(gate) * up.
         squares: [parts, rows] fp32 as of `add_linear`: x is yet to be divided by the root of their mean plus `eps`.
     """
-    return _launch(x, weight, bias, gated, squares, eps, None, None, cut)[0]
+    return _launch(x, weight, bias, gated, squares, eps, None, None, None, cut)[0]
+
+
+class Cached(NamedTuple):
+    """Where the keys and values of a product go, as of `models.ops.rope_append`."""
+
+    cos: Tensor
+    sin: Tensor
+    start: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    query_heads: int
+    ring: Ring
+    more_keys: Tensor | None
+
+
+def linear_rope_append(
+    x: Tensor, weight: Tensor, bias: Tensor | None, squares: Tensor, eps: float, cached: Cached
+) -> Tensor:
+    """`linear` and `models.ops.rope_append` of it, in one launch.
+
+    Args:
+        x: [batch, tokens, inputs]; squares: as of `linear`.
+
+    Returns:
+        [batch, tokens, query_heads, head_size] rotated queries.
+    """
+    return _launch(x, weight, bias, False, squares, eps, None, None, cached, ROTATED)[0]
 
 
 def add_linear(
@@ -193,7 +263,7 @@ def add_linear(
     Returns:
         The sum [..., outputs]; the sum times gain; the sums of its squares by parts of a row [parts, rows] fp32.
     """
-    total, gained, squares = _launch(x, weight, None, False, None, 0.0, residual, gain, cut)
+    total, gained, squares = _launch(x, weight, None, False, None, 0.0, residual, gain, None, cut)
     return total, gained, squares
 
 
@@ -206,6 +276,7 @@ def _launch(
     eps: float,
     residual: Tensor | None,
     gain: Tensor | None,
+    cached: Cached | None,
     cut: Tiling | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     inputs = x.shape[-1]
@@ -218,6 +289,16 @@ def _launch(
     tiles = ceil_div(ceil_div(inputs, cut.inputs), cut.splits)
     splits = ceil_div(ceil_div(inputs, cut.inputs), tiles)
     shape, device, add = (*x.shape[:-1], outputs), x.device, residual is not None
+    rotated: tuple[Any, ...] = (*(x,) * 6, *(0,) * 14)
+    half = 0
+    if cached is not None:
+        k, v, half = cached.k_cache, cached.v_cache, cached.k_cache.shape[3] // 2
+        shape = (*x.shape[:2], cached.query_heads, k.shape[3])
+        more = k if cached.more_keys is None else cached.more_keys
+        rotated = (
+            cached.cos, cached.sin, cached.start, k, v, more, *k.stride()[:3], *v.stride()[:3], *more.stride()[:3],
+            x.shape[1], cached.query_heads, k.shape[2], *cached.ring,
+        )  # fmt: skip
     out = torch.empty(shape, dtype=x.dtype, device=device)
     gained = torch.empty(shape, dtype=x.dtype, device=device) if add else out
     sums = torch.empty(blocks if add else 0, rows, dtype=torch.float32, device=device)
@@ -230,9 +311,10 @@ def _launch(
         x, weight, x if bias is None else bias, x if squares is None else squares,
         x if residual is None else residual, x if gain is None else gain,
         out, gained, sums, partials, counters(device, blocks),
-        rows, outputs, inputs, tiles, 0 if squares is None else len(squares), eps,
+        rows, outputs, inputs, tiles, 0 if squares is None else len(squares), eps, *rotated,
         ROWS=tile, OUT=cut.out, IN=cut.inputs, SPLITS=splits, GATED=gated, BIAS=bias is not None,
-        BEFORE=0 if squares is None else next_power_of_2(len(squares)), ADD=add, AHEAD=ahead, EARLY=fits,
+        BEFORE=0 if squares is None else next_power_of_2(len(squares)), ADD=add,
+        HALF=half, MORE=cached is not None and cached.more_keys is not None, AHEAD=ahead, EARLY=fits,
         num_warps=cut.warps, num_stages=cut.stages, **launch,
     )  # fmt: skip
     return out, gained, sums

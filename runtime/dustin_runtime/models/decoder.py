@@ -122,10 +122,11 @@ class Decoder:
         layers = self.weights.layers
         normed: ops.Normed = ops.add_rms_norm(x, None, layers[0].attention_norm, eps)[1]
         for index, layer in enumerate(layers):
-            qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(batch, tokens, -1, shape.head_size)
             keys, values = cache.keys[index], cache.values[index]
-            q = ops.rope_append(
-                qkv,
+            q = ops.project_append(
+                normed,
+                layer.qkv,
+                layer.qkv_bias,
                 layer.q_norm,
                 layer.k_norm,
                 rope.cos,

@@ -122,6 +122,38 @@ def _few_rows(x: Tensor, weight: Tensor, gated: bool) -> bool:
     return worthwhile(x.numel() // inputs, outputs // (2 if gated else 1), inputs, gated)
 
 
+def project_append(
+    x: Normed,
+    weight: Tensor,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    start: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    query_heads: int,
+    eps: float,
+    ring: Ring = WHOLE,
+    more_keys: Tensor | None = None,
+) -> Tensor:
+    """`rope_append` of the projection to queries, keys and values.
+
+    Args:
+        x: [batch, tokens, hidden]; weight: [(query_heads + 2 kv_heads) head_size, hidden]; bias: of its rows, or None.
+    """
+    head_size = k_cache.shape[3]
+    if isinstance(x, Unscaled) and q_norm is None and head_size >= 32 and usable(x.gained, heads_of=head_size):
+        from dustin_runtime.kernels.linear import Cached, linear_rope_append
+
+        cached = Cached(cos, sin, start, k_cache, v_cache, query_heads, ring, more_keys)
+        return linear_rope_append(x.gained, weight, bias, x.squares, x.eps, cached)
+    qkv = linear(x, weight, bias)
+    qkv = qkv.view(*qkv.shape[:2], -1, head_size)
+    return rope_append(qkv, q_norm, k_norm, cos, sin, start, k_cache, v_cache, query_heads, eps, ring, more_keys)
+
+
 def rope_append(
     qkv: Tensor,
     q_norm: Tensor | None,

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dustin_runtime.cache import KVCache, Ring
+from dustin_runtime.cache import WHOLE, KVCache, Ring
 from dustin_runtime.models import ops
 from dustin_runtime.models.rope import Rope
 from dustin_runtime.models.shape import ModelShape
@@ -70,6 +70,64 @@ def test_rope_append(size: int, qk_norm: bool, dtype: torch.dtype, generator: to
         assert cases.error(one, other) < cases.tolerance(dtype)
         assert torch.equal(one == 0, other == 0)
         assert one.any()
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES[1:])
+@pytest.mark.parametrize(
+    ("head_size", "tokens", "bias"), [(32, 5, False), (64, 1, True), (64, 2, False), (128, 5, True)]
+)
+def test_a_projection_is_rotated_and_appended(
+    head_size: int, tokens: int, bias: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    from dustin_runtime.kernels.linear import Cached, linear_rope_append
+
+    batch, query_heads, kv_heads, hidden, device = 3, 6, 2, 200, generator.device
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device).to(dtype)
+
+    outputs = (query_heads + 2 * kv_heads) * head_size
+    x, weight = random(batch, tokens, hidden), random(outputs, hidden) * hidden**-0.5
+    offset = random(outputs) if bias else None
+    squares = x.float().square().reshape(batch * tokens, 2, hidden // 2).sum(2).T.contiguous()
+    start = torch.tensor([0, 37, 400], device=device)
+    normed = x.float() * (x.float().square().mean(dim=-1, keepdim=True) + 1e-5).rsqrt()
+    qkv = F.linear(normed, weight.float(), None if offset is None else offset.float()).to(dtype)
+    shape = ModelShape(
+        family="llama",
+        layers=2,
+        hidden=hidden,
+        ffn=8,
+        query_heads=query_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        vocab=8,
+        context=512,
+    )
+    rope = Rope(shape, 512, device)
+    for ring in (WHOLE, Ring(4, 20)):
+        found, want = (
+            KVCache.windowed(shape, batch, 450, ring, [1], dtype, device)
+            if ring is not WHOLE
+            else KVCache.allocate(shape, batch, 450, dtype, device)
+            for _ in range(2)
+        )
+        where = [(c.keys[1], c.values[1], c.scored_keys(1)) for c in (found, want)]
+        keys, values, more = where[0]
+        cached = Cached(rope.cos, rope.sin, start, keys, values, query_heads, ring, more)
+        q = linear_rope_append(x, weight, offset, squares, 1e-5, cached)
+        keys, values, more = where[1]
+        heads = qkv.view(batch, tokens, -1, head_size)
+        expected = ops.rope_append_reference(
+            heads, None, None, rope.cos, rope.sin, start, keys, values, query_heads, 1e-5, ring, more
+        )
+        assert cases.error(q, expected) < cases.tolerance(dtype)
+        for name in ("keys", "values", "scored"):
+            one, other = getattr(found, name), getattr(want, name)
+            if one is not None:
+                assert cases.error(one, other) < cases.tolerance(dtype)
+                assert torch.equal(one == 0, other == 0)
+                assert one.any()
 
 
 @pytest.mark.parametrize(("rows", "columns", "vocab"), [(3, 100, 97), (2, 5000, 4999), (64, 9000, 9000)])
