@@ -16,11 +16,11 @@ from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import last_rows
-from dustin_runtime.attention.tap import QueryTap
+from dustin_runtime.attention.tap import MassTap, QueryTap
 from dustin_runtime.cache import KVCache
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import Policy
-from dustin_runtime.policies.base import Verification
+from dustin_runtime.policies.base import Prompted, Verification
 from dustin_runtime.prefill import CHUNK, chunk_for, prefill
 from dustin_runtime.signals import StepSignals
 from dustin_runtime.step import State, Stepper
@@ -46,7 +46,7 @@ class Prefilled:
     """A prompt in the caches of both models, for any number of policies, with what full verification makes of the text.
 
     Attributes:
-        queries: of the prompt's last tokens, by layer of the target.
+        prompted: the prompt as the target has processed it.
         full: [tokens, vocab] fp32 log-probabilities of full verification.
         text_queries: by layer, [1, tokens - 1, query_heads, head_size] of the text under full verification.
         text_keys: [layers, tokens - 1, kv_heads, head_size] likewise.
@@ -58,7 +58,7 @@ class Prefilled:
     draft_cache: KVCache
     prompt: Sequence[int]
     text: Sequence[int]
-    queries: dict[int, Tensor]
+    prompted: Prompted
     full: Tensor
     text_queries: list[Tensor]
     text_keys: Tensor
@@ -105,7 +105,14 @@ class TextStepper(Stepper):
 
 @torch.inference_mode()
 def prepare(
-    target: Decoder, draft: Decoder, prompt: Sequence[int], text: Sequence[int], vocab: int, depth: int, window: int
+    target: Decoder,
+    draft: Decoder,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    vocab: int,
+    depth: int,
+    window: int,
+    mass: bool = False,
 ) -> Prefilled:
     """Prefill both models and verify the text in full.
 
@@ -113,6 +120,7 @@ def prepare(
         text: what follows the prompt.
         vocab: ids below it are compared.
         window: most last queries of the prompt that a policy asks for (`Policy.prompt_queries`).
+        mass: whether one asks what each position of the prompt received (`Policy.prompt_mass`).
 
     Raises:
         CapacityError: memory does not suffice.
@@ -120,7 +128,8 @@ def prepare(
     capacity = len(prompt) + len(text) + 2 * (depth + 1)
     target_cache, draft_cache = target.cache(1, capacity), draft.cache(1, capacity)
     chunk = chunk_for(target.device)
-    tap = QueryTap(dense_attention, range(target.shape.layers), last=max(window, 1))
+    summed = MassTap(dense_attention)
+    tap = QueryTap(summed if mass else dense_attention, range(target.shape.layers), last=max(window, 1))
     last = prefill(target, target_cache, prompt, attend=tap, chunk=chunk, tail=window)
     prefill(draft, draft_cache, prompt, chunk=chunk)
     rows = [target.logits(last)[None, :vocab].float().log_softmax(-1)]
@@ -140,7 +149,7 @@ def prepare(
         draft_cache,
         prompt,
         text,
-        dict(tap.queries),
+        Prompted(len(prompt), target_cache, tap.queries, summed.received),
         torch.cat(rows),
         [torch.cat(parts, dim=1) for parts in queries if parts],
         target_cache.keys[:, 0, len(prompt) : len(prompt) + len(text) - 1].clone(),
@@ -243,11 +252,11 @@ def _state(ready: Prefilled, stepper: Stepper) -> State:
     shape, device, length = ready.target.shape, ready.target.device, len(ready.prompt)
     small = stepper.state(1, stepper.depth + 2)  # the caches of this one are not used
     capacity = ready.target_cache.capacity
-    memory = stepper.policy.memory(shape, 1, capacity, ready.target.dtype, device)
+    memory = stepper.policy.memory(shape, stepper.depth, 1, capacity, ready.target.dtype, device)
     if memory:
         last = stepper.policy.prompt_queries
-        queries = {layer: q[:, -last:] for layer, q in ready.queries.items()} if last else {}
-        memory.admit(0, queries, ready.target_cache, length)
+        queries = {layer: q[:, -last:] for layer, q in ready.prompted.queries.items()} if last else {}
+        memory.admit(0, replace(ready.prompted, queries=queries))
     heads = stepper.history_heads
     return replace(
         small,
@@ -255,7 +264,7 @@ def _state(ready: Prefilled, stepper: Stepper) -> State:
         draft_cache=ready.draft_cache,
         lengths=torch.tensor([length], device=device),
         recent=torch.tensor([[ready.prompt[-1], ready.text[0]]], device=device),
-        history_query=heads.gather_last([ready.queries]) if heads else None,
+        history_query=heads.gather_last([ready.prompted.queries]) if heads else None,
         active=torch.ones(1, dtype=torch.bool, device=device),
         memory=memory,
         extent=length,

@@ -167,7 +167,8 @@ def _document(
 ) -> dict[str, Any]:
     ids, text = split(prompt, tokens)
     window = max((cell.policy.prompt_queries for cell in wanted), default=1)
-    ready = prepare(*models, ids, text, pair.shared_vocab, depth, window)
+    mass = any(cell.policy.prompt_mass for cell in wanted)
+    ready = prepare(*models, ids, text, pair.shared_vocab, depth, window, mass)
     entry: dict[str, Any] = {
         "id": prompt.id,
         "source": prompt.source,

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from dustin_runtime import acceptance
 from dustin_runtime.attention.dense import dense_attention
-from dustin_runtime.attention.tap import QueryTap
+from dustin_runtime.attention.tap import MassTap, QueryTap
 from dustin_runtime.diagnosis import where_it_breaks
 from dustin_runtime.errors import NothingMeasuredError, UsageError
 from dustin_runtime.graph import StepGraph
 from dustin_runtime.kernels import usable
 from dustin_runtime.models.shape import ModelShape, check_context
+from dustin_runtime.policies.base import Prompted
 from dustin_runtime.prefill import chunk_for, prefill
 from dustin_runtime.statistics import Statistics
 from dustin_runtime.step import State, Stepper, StepResult
@@ -273,7 +274,8 @@ class _Run:
         heads = stepper.history_heads
         chunk, tail = chunk_for(stepper.target.device), stepper.policy.prompt_queries
         observed = range(stepper.target.shape.layers) if tail else heads.layers if heads else ()
-        tap = QueryTap(dense_attention, observed, last=max(tail, 1))
+        mass = MassTap(dense_attention) if stepper.policy.prompt_mass else None
+        tap = QueryTap(mass or dense_attention, observed, last=max(tail, 1))
         target_row = state.target_cache.row(row)
         hidden = prefill(stepper.target, target_row, prompt, attend=tap, chunk=chunk, tail=tail)
         logits = stepper.target.logits(hidden)
@@ -285,7 +287,8 @@ class _Run:
                 kept.take(state.draft_prefill, len(prompt))
             self._require_finite(drafted, index, "draft")
         if state.memory:
-            state.memory.admit(row, tap.queries, target_row, len(prompt))
+            prompted = Prompted(len(prompt), target_row, tap.queries, mass.received if mass else {})
+            state.memory.admit(row, prompted)
         state.sampling.write(row, draw.temperature, draw.top_p, draw.seed)
         first = self._first(state, row, logits[: stepper.shared_vocab], len(prompt))
         state.lengths[row] = len(prompt)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 FULL = ("vanilla", "sd", "magicdec")
 """Verify with the whole cache."""
-LISTS = ("dustin", "dustin-t", "dustin-d", "streaming", "streaming-prompt", "snapkv", "snapkv-8", "specattn-all")
+LISTS = (
+    *("dustin", "dustin-t", "dustin-d"),
+    *("streaming", "streaming-prompt", "snapkv", "snapkv-8", "h2o", "specattn-all"),
+)
 """Verify over lists chosen before the target runs."""
 SPARSE = (*LISTS, "quest")
 METHODS = (*FULL, *SPARSE)

@@ -162,7 +162,7 @@ class Stepper:
             else None,
             active=torch.zeros(rows, dtype=torch.bool, device=device),
             sampling=Sampling.allocate(rows, device),
-            memory=self.policy.memory(shape, rows, capacity, self.target.dtype, device),
+            memory=self.policy.memory(shape, self.depth, rows, capacity, self.target.dtype, device),
             forced=None
             if self.forced_rate is None
             else acceptance.forced_passes(rows, capacity, self.forced_rate, device),

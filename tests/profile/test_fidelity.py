@@ -41,7 +41,7 @@ def selection(budget: int) -> Selection:
 
 
 def of(target: Decoder, name: str, budget: int, text: list[int] = TEXT, depth: int = DEPTH) -> Fidelity:
-    ready = prepare(target, target.first_layers(3), PROMPT, text, VOCAB, depth, window=32)
+    ready = prepare(target, target.first_layers(3), PROMPT, text, VOCAB, depth, window=32, mass=True)
     return measure(ready, make_policy(name, selection(budget)), depth, VOCAB)
 
 
@@ -66,7 +66,7 @@ def test_loss_is_that_of_one_full_pass(target: Decoder) -> None:
 
 @pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.needs_selection])
 def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name: str) -> None:
-    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32)
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32, mass=True)
     alone = measure(ready, make_policy(name, selection(16)), DEPTH, VOCAB)
     for other in ("dustin", "streaming", "quest", "snapkv", "vanilla"):
         measure(ready, make_policy(other, selection(30)), DEPTH, VOCAB)
@@ -77,13 +77,13 @@ def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name
     assert float(alone.kl.max()) > 1e-6
 
 
-@pytest.mark.parametrize("name", ["dustin", "dustin-t", "snapkv-8", "quest", "streaming"])
+@pytest.mark.parametrize("name", ["dustin", "dustin-t", "snapkv-8", "h2o", "quest", "streaming"])
 def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) -> None:
     """On a policy's own text, with its target as its draft so that all is accepted, its choices are the text."""
     policy = make_policy(name, selection(24))
     stepper = Stepper(target, target, policy, policy.selection, DEPTH, VOCAB, forced_rate=1.0)
     (generation,), _ = Engine(stepper).generate([PROMPT], 20)
-    ready = prepare(target, target, PROMPT, generation.tokens, VOCAB, DEPTH, window=32)
+    ready = prepare(target, target, PROMPT, generation.tokens, VOCAB, DEPTH, window=32, mass=True)
     seen = []
     original = Stepper._accept
 
@@ -112,7 +112,7 @@ def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) ->
 
 
 def test_recovery_is_the_share_of_the_full_attention_matrix(target: Decoder) -> None:
-    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32)
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32, mass=True)
     names = ["sd", "dustin", "streaming", "snapkv-8", "quest"]
     found = [measure(ready, make_policy(name, selection(20)), DEPTH, VOCAB) for name in names]
     shares = recovered(ready, found, DEPTH)
@@ -152,7 +152,7 @@ def test_short_texts(target: Decoder, tokens: int) -> None:
 
 
 def test_no_list_recovers_more_than_the_oracle_of_its_kind(target: Decoder) -> None:
-    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32)
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32, mass=True)
     chosen = selection(16)
     one_list = ["dustin", "dustin-t", "dustin-d", "streaming"]
     policies = [ORACLES[name](chosen).bound(ready, DEPTH) for name in ORACLES]

@@ -18,6 +18,7 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.policies import POLICIES, make_policy
+from dustin_runtime.policies.base import Prompted
 from dustin_runtime.policies.prompt_lists import PromptLists
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, choose_pages, page_scores
 from dustin_runtime.policies.snapkv import choose_tokens, window_mass
@@ -99,9 +100,9 @@ def test_prompts_are_compressed_once_and_what_follows_is_kept(target: Decoder, l
     prefill(target, cache, ids, attend=tap, chunk=32, tail=8)
     whole = QueryTap(dense_attention, range(4))
     prefill(target, target.cache(1, 600), ids, attend=whole, chunk=1024)
-    memory = policy.memory(SHAPE, 2, 600, torch.float64, torch.device("cpu"))
+    memory = policy.memory(SHAPE, 3, 2, 600, torch.float64, torch.device("cpu"))
     assert isinstance(memory, PromptLists)
-    memory.admit(1, tap.queries, cache, length)
+    memory.admit(1, Prompted(length, cache, tap.queries))
     lengths = torch.tensor([1, length + 5])
     lists = memory.lists(lengths)
     for layer in range(4):
@@ -115,10 +116,10 @@ def test_prompts_are_compressed_once_and_what_follows_is_kept(target: Decoder, l
 
 def test_the_first_and_the_last_eight_of_a_prompt(target: Decoder) -> None:
     policy = make_policy("streaming-prompt", selection(20))
-    memory = policy.memory(SHAPE, 1, 100, torch.float64, torch.device("cpu"))
+    memory = policy.memory(SHAPE, 3, 1, 100, torch.float64, torch.device("cpu"))
     assert isinstance(memory, PromptLists)
     queries = {layer: random(1, 1, 6, 8) for layer in range(4)}
-    memory.admit(0, queries, target.cache(1, 100), 60)
+    memory.admit(0, Prompted(60, target.cache(1, 100), queries))
     assert kept(memory.lists(torch.tensor([62]))[3, 0, 1]) == [*range(12), *range(52, 62)]
 
 
@@ -169,7 +170,8 @@ def filled(k: Tensor, lengths: list[int]) -> PageBounds:
     bounds = PageBounds(shape, len(lengths), k.shape[1], k.dtype, torch.device("cpu"))
     stacked = k.expand(DENSE_LAYERS + 1, -1, -1, -1, -1)
     for row, length in enumerate(lengths):
-        bounds.admit(row, {}, KVCache(stacked[:, row : row + 1], stacked[:, row : row + 1]), length)
+        cache = KVCache(stacked[:, row : row + 1], stacked[:, row : row + 1])
+        bounds.admit(row, Prompted(length, cache))
     return bounds
 
 
@@ -221,6 +223,7 @@ def selection(budget: int) -> Selection:
     )
 
 
+COMPARED = ["snapkv", "snapkv-8", "streaming-prompt", "h2o", "quest"]
 PROMPTS = [[1, 5, 9, 30, 2], list(range(36)), [7], [3, 3, 8] * 30, [4] * 129]
 
 
@@ -231,12 +234,12 @@ def generate(target: Decoder, method: str, budget: int, rows: int | None = None)
     return [generation.tokens for generation in generations], statistics.kept
 
 
-@pytest.mark.parametrize("method", ["snapkv", "snapkv-8", "streaming-prompt", "quest"])
+@pytest.mark.parametrize("method", COMPARED)
 def test_a_budget_that_covers_everything_is_full_verification(target: Decoder, method: str) -> None:
     assert generate(target, method, 256)[0] == generate(target, "vanilla", 256)[0]
 
 
-@pytest.mark.parametrize("method", ["snapkv", "snapkv-8", "streaming-prompt", "quest"])
+@pytest.mark.parametrize("method", COMPARED)
 def test_rows_do_not_disturb_each_other(target: Decoder, method: str) -> None:
     """Through one row one after the other, through two with replacements, and all at once."""
     found = [generate(target, method, 48, rows) for rows in (1, 2, None)]

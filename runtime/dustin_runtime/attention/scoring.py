@@ -14,6 +14,9 @@ from torch import Tensor
 from dustin_runtime.config import LayerHeads
 from dustin_runtime.kernels import processors, usable
 
+MASS_QUERIES = 64
+"""Queries of all heads whose rows over a long prompt exist at once."""
+
 
 class ScoredHeads:
     """The query heads of one model that are asked which positions they attend to.
@@ -162,6 +165,22 @@ def last_rows(q: Tensor, k: Tensor) -> Tensor:
     hidden = place > torch.arange(tokens, device=k.device).unsqueeze(1)
     rows: Tensor = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return rows
+
+
+def received_mass(q: Tensor, k: Tensor) -> Tensor:
+    """Attention that a sequence's last tokens pay to every position; shapes as in `last_rows`.
+
+    Returns:
+        [batch, kv_heads, keys] fp32: softmax rows, summed over the tokens and the query heads of a KV head.
+    """
+    batch, tokens = q.shape[:2]
+    keys, kv_heads = k.shape[1:3]
+    total = torch.zeros(batch, kv_heads, keys, dtype=torch.float32, device=k.device)
+    for begin in range(0, tokens, MASS_QUERIES):
+        end = min(begin + MASS_QUERIES, tokens)
+        seen = keys - tokens + end
+        total[..., :seen] += last_rows(q[:, begin:end], k[:, :seen]).sum(dim=(2, 3))
+    return total
 
 
 def attention_scores(q: Tensor, k: Tensor, heads: Sequence[int], group: int, position: Tensor) -> Tensor:

@@ -14,11 +14,13 @@ from dustin_runtime.acceptance import rate_for
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.bench.document import roofline_device
 from dustin_runtime.bench.timing import measure_ms
+from dustin_runtime.cache import KVCache
 from dustin_runtime.config import Selection
 from dustin_runtime.engine import Draw, Engine, capacity_beyond, to_host
 from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import POLICIES, make_policy
+from dustin_runtime.policies.base import Prompted
 from dustin_runtime.roofline import StepCosts, step_costs
 from dustin_runtime.signals import StepSignals
 from dustin_runtime.step import State, Stepper
@@ -154,15 +156,21 @@ def fill(stepper: Stepper, state: State, context: int) -> None:
     if state.history_query is not None:
         state.history_query.normal_()
     if state.memory:
-        shape, keys = stepper.target.shape, state.target_cache.keys
-        size = (1, stepper.policy.prompt_queries, shape.query_heads, shape.head_size)
         for row in range(state.rows):
-            prompt = {layer: torch.randn(size, device=keys.device, dtype=keys.dtype) for layer in range(shape.layers)}
-            state.memory.admit(row, prompt, state.target_cache.row(row), context)
+            state.memory.admit(row, _noise(stepper, state.target_cache.row(row), context))
     state.sampling.seed.copy_(torch.arange(state.rows))
     state.recent.random_(0, 1000)
     state.lengths.fill_(context)
     state.active.fill_(True)
+
+
+def _noise(stepper: Stepper, cache: KVCache, context: int) -> Prompted:
+    """A prompt in a cache of noise."""
+    shape, policy, keys = stepper.target.shape, stepper.policy, cache.keys
+    size = (1, policy.prompt_queries, shape.query_heads, shape.head_size)
+    queries = {layer: torch.randn(size, device=keys.device, dtype=keys.dtype) for layer in range(shape.layers)}
+    mass = {layer: torch.rand(1, shape.kv_heads, context, device=keys.device) for layer in range(shape.layers)}
+    return Prompted(context, cache, queries, mass)
 
 
 def _timed(engine: Engine, state: State, steps: int, depth: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dustin_runtime.errors import UsageError
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
+from dustin_runtime.policies.h2o import H2O
 from dustin_runtime.policies.quest import Quest
 from dustin_runtime.policies.snapkv import SnapKV, SnapKV8
 from dustin_runtime.policies.specattn import SpecAttnAll
@@ -15,7 +16,7 @@ from dustin_runtime.policies.streaming import StreamingLLM, StreamingPrompt
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec),
     *(Dustin, DustinT, DustinD),
-    *(StreamingLLM, StreamingPrompt, SnapKV, SnapKV8, SpecAttnAll, Quest),
+    *(StreamingLLM, StreamingPrompt, SnapKV, SnapKV8, H2O, SpecAttnAll, Quest),
 )
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 

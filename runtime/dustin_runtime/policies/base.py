@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
@@ -36,18 +36,29 @@ class Verification(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Prompted:
+    """A prompt as one model has processed it.
+
+    Attributes:
+        length: tokens of the prompt.
+        cache: the model's, of one row, with the prompt in it.
+        queries: by layer, [1, tokens, query_heads, head_size]: of the prompt's last `Policy.prompt_queries` tokens.
+        received: by layer, [1, kv_heads, length] fp32, if `Policy.prompt_mass`: the attention that all queries of the
+            prompt pay to each position, summed over the query heads of a KV head.
+    """
+
+    length: int
+    cache: KVCache
+    queries: Mapping[int, Tensor] = field(default_factory=dict)
+    received: Mapping[int, Tensor] = field(default_factory=dict)
+
+
 class Memory(Protocol):
     """What a policy keeps between steps, in buffers that keep their place: a CUDA graph holds their addresses."""
 
-    def admit(self, row: int, queries: Mapping[int, Tensor], cache: KVCache, length: int) -> None:
-        """Begin a sequence.
-
-        Args:
-            row: of the batch.
-            queries: by layer, [1, tokens, query_heads, head_size]: of the prompt's last `Policy.prompt_queries` tokens.
-            cache: the target's, of this row, with the prompt in it.
-            length: tokens of the prompt.
-        """
+    def admit(self, row: int, target: Prompted) -> None:
+        """Begin a sequence in a row of the batch."""
         ...
 
 
@@ -87,6 +98,8 @@ class Policy(ABC):
     """Whether it chooses while the target runs: `verification` is its own, and `select` is not called."""
     prompt_queries: ClassVar[int] = 0
     """Queries of a prompt's end, of all layers, that `Memory.admit` is given."""
+    prompt_mass: ClassVar[bool] = False
+    """Whether `Memory.admit` is given what each position of a prompt received: as much work as its attention is."""
 
     def lookahead_heads(self, draft: ModelShape) -> tuple[LayerHeads, ...]:
         """Heads of the draft whose attention is the lookahead score."""
@@ -100,9 +113,9 @@ class Policy(ABC):
         return self.selection.model_copy(update={"lookahead": self.lookahead_heads(draft)})
 
     def memory(
-        self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> Memory | None:
-        """Buffers for `rows` sequences of up to `capacity` positions; None if nothing is kept."""
+        """Buffers for `rows` sequences of up to `capacity` positions and `depth` drafts a step; None for none."""
         return None
 
     def verification(self, signals: Signals) -> Verification:

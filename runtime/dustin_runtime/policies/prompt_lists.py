@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dustin_runtime.cache import KVCache
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.policies.base import Policy, Signals
+from dustin_runtime.policies.base import Policy, Prompted, Signals
 from dustin_runtime.selection import ascending
 
 MOST_GENERATED = 1024
@@ -37,11 +35,12 @@ class PromptLists:
         self.prompts = torch.ones(rows, dtype=torch.int64, device=device)
         self._generated = torch.arange(min(capacity, MOST_GENERATED), device=device)
 
-    def admit(self, row: int, queries: Mapping[int, Tensor], cache: KVCache, length: int) -> None:
+    def admit(self, row: int, target: Prompted) -> None:
         """Choose, layer by layer."""
-        for layer, q in queries.items():
-            self.kept[layer, row] = self._choose(q, cache.keys[layer, :, :length], self.kept.shape[3])[0]
-        self.prompts[row] = length
+        for layer, q in target.queries.items():
+            keys = target.cache.keys[layer, :, : target.length]
+            self.kept[layer, row] = self._choose(layer, q, keys, self.kept.shape[3])[0]
+        self.prompts[row] = target.length
 
     def lists(self, lengths: Tensor) -> Tensor:
         """Kept prompt tokens and what was generated since: [layers, rows, kv_heads, entries] int64, -1 padded.
@@ -66,7 +65,7 @@ class PromptPolicy(Policy):
     needs_selection: ClassVar[bool] = True
 
     @abstractmethod
-    def choose(self, q: Tensor, k: Tensor, budget: int) -> Tensor:
+    def choose(self, layer: int, q: Tensor, k: Tensor, budget: int) -> Tensor:
         """Choose prompt tokens in one layer.
 
         Args:
@@ -78,7 +77,7 @@ class PromptPolicy(Policy):
         """
 
     def memory(
-        self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> PromptLists:
         return PromptLists(self, target, rows, capacity, device)
 

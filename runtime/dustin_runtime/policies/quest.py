@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,9 +10,8 @@ from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.sparse import SparseAttention
-from dustin_runtime.cache import KVCache
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.policies.base import Policy, Signals, Verification
+from dustin_runtime.policies.base import Policy, Prompted, Signals, Verification
 
 PAGE = 16
 """Tokens of a page."""
@@ -36,11 +34,12 @@ class PageBounds:
         size = (layers, rows, -(-capacity // PAGE), target.kv_heads, target.head_size)
         self.lowest, self.highest = torch.zeros(2, *size, dtype=dtype, device=device)
 
-    def admit(self, row: int, queries: Mapping[int, Tensor], cache: KVCache, length: int) -> None:
+    def admit(self, row: int, target: Prompted) -> None:
         """Compute all pages of a prompt."""
+        length = target.length
         pages = -(-length // PAGE)
         for index in range(len(self.lowest)):
-            keys = cache.keys[index + DENSE_LAYERS, 0, :length]  # [length, kv_heads, head_size]
+            keys = target.cache.keys[index + DENSE_LAYERS, 0, :length]  # [length, kv_heads, head_size]
             # The last page repeats its last key, which changes neither bound.
             padding = keys[-1:].expand(pages * PAGE - length, -1, -1)
             paged = torch.cat((keys, padding)).unflatten(0, (pages, PAGE))
@@ -153,7 +152,7 @@ class Quest(Policy):
     needs_selection: ClassVar[bool] = True
 
     def memory(
-        self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> PageBounds:
         return PageBounds(target, rows, capacity, dtype, device)
 
