@@ -42,13 +42,20 @@ class Cell:
         return f"{self.policy.name}-k{self.budget}"
 
 
-def cells(methods: Sequence[str], budgets: Sequence[int], config: DustinConfig) -> list[Cell]:
+def cells(methods: Sequence[str] | None, budgets: Sequence[int], config: DustinConfig) -> list[Cell]:
     """Every sparse method at every budget, in the order given. m keeps its share of another budget.
+
+    Args:
+        methods: None for all that the configuration can serve.
 
     Raises:
         UsageError: a method is unknown or reads everything, or a budget leaves no room.
     """
     found: list[Cell] = []
+    if methods is None:
+        methods = [name for name in sparse_methods() if name in ORACLES or not POLICIES[name].lacking(config.selection)]
+        if left_out := [name for name in sparse_methods() if name not in methods]:
+            say(f"left out, since the config does not say what they need: {', '.join(left_out)}")
     for name in dict.fromkeys(methods):
         if name not in sparse_methods():
             why = "verifies in full, which is what the others are compared with" if name in POLICIES else "unknown"

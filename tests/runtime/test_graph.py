@@ -39,6 +39,7 @@ SELECTION = Selection(
     m=30,
     history=LayerHeads(layer=1, heads=(0, 3, 4)),
     lookahead=(LayerHeads(layer=1, heads=(2, 0)), LayerHeads(layer=0, heads=(1, 4))),
+    retrieval_heads=((0, 3), (4, 1), (2, 3), (1, 2)),
 )
 METHODS = list(POLICIES)
 

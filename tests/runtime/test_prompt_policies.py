@@ -14,11 +14,13 @@ from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.cache import KVCache
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Engine
+from dustin_runtime.errors import ConfigError
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.policies.base import Prompted
+from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.prompt_lists import PromptLists
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, choose_pages, page_scores
 from dustin_runtime.policies.snapkv import choose_tokens, window_mass
@@ -123,6 +125,38 @@ def test_the_first_and_the_last_eight_of_a_prompt(target: Decoder) -> None:
     assert kept(memory.lists(torch.tensor([62]))[3, 0, 1]) == [*range(12), *range(52, 62)]
 
 
+# --- CompressKV
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+@pytest.mark.parametrize(("length", "heads", "budget"), [(60, (0, 4), 20), (9, (5,), 9), (5, (1, 2, 3), 40)])
+def test_compresskv_keeps_what_its_rule_says(
+    length: int, heads: tuple[int, ...], budget: int, steps: int | None
+) -> None:
+    window = min(8, length)
+    q, k = random(1, window, 6, SIZE, steps=steps), random(1, length, KV_HEADS, SIZE, seed=1, steps=steps)
+    policy = make_policy("compresskv", selection(budget).model_copy(update={"retrieval_heads": ((0,), heads)}))
+    assert isinstance(policy, CompressKV)
+    mass = torch.zeros(length - window)
+    for head in heads:
+        for place in range(window):
+            seen = length - window + place + 1
+            row = (q[0, place, head] @ k[0, :seen, head // GROUP].T / math.sqrt(SIZE)).softmax(-1)
+            mass += row[: length - window] / len(heads)
+    pooled = [float(mass[max(at - 2, 0) : at + 3].sum()) / 5 for at in range(len(mass))]
+    order = sorted(range(len(pooled)), key=lambda at: (-round(pooled[at], 5), at))
+    want = sorted({*order[: max(budget - window, 0)], *range(length - window, length)})
+    found = policy.choose(1, q, k, budget)[0]
+    assert found.shape == (KV_HEADS, budget)
+    assert [kept(found[kv_head]) for kv_head in range(KV_HEADS)] == [want] * KV_HEADS
+
+
+def test_a_config_without_heads_of_every_layer_is_refused_by_compresskv() -> None:
+    bare = selection(20).model_copy(update={"retrieval_heads": ()})
+    with pytest.raises(ConfigError, match=r"--method compresskv needs selection\.retrieval_heads"):
+        make_policy("compresskv", bare)
+
+
 # --- Quest
 
 
@@ -220,10 +254,11 @@ def selection(budget: int) -> Selection:
         m=(budget - 6) // 2,
         history=LayerHeads(layer=2, heads=(1, 5)),
         lookahead=(LayerHeads(layer=1, heads=(0, 4)),),
+        retrieval_heads=((0, 3), (5, 1), (2, 3), (1, 2)),
     )
 
 
-COMPARED = ["snapkv", "snapkv-8", "streaming-prompt", "h2o", "quest"]
+COMPARED = ["snapkv", "snapkv-8", "compresskv", "streaming-prompt", "h2o", "quest"]
 PROMPTS = [[1, 5, 9, 30, 2], list(range(36)), [7], [3, 3, 8] * 30, [4] * 129]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dustin_runtime.config import DustinConfig, Selection
-from dustin_runtime.errors import UsageError
+from dustin_runtime.errors import ConfigError, UsageError
 from dustin_runtime.policies.base import Policy, Signals
+from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
 from dustin_runtime.policies.h2o import H2O
@@ -16,7 +17,7 @@ from dustin_runtime.policies.streaming import StreamingLLM, StreamingPrompt
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec),
     *(Dustin, DustinT, DustinD),
-    *(StreamingLLM, StreamingPrompt, SnapKV, SnapKV8, H2O, SpecAttnAll, Quest),
+    *(StreamingLLM, StreamingPrompt, SnapKV, SnapKV8, CompressKV, H2O, SpecAttnAll, Quest),
 )
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
@@ -29,12 +30,17 @@ def make_policy(name: str, selection: Selection | None, option: str = "--method"
 
     Raises:
         UsageError: the name is unknown, or the method needs a configuration and none is given.
+        ConfigError: the configuration does not say what the method needs.
     """
     if name not in POLICIES:
         raise UsageError(f"{option} {name}: unknown (known: {', '.join(POLICIES)})")
     policy = POLICIES[name]
     if policy.needs_selection and selection is None:
         raise UsageError(f"{option} {name} needs --config: emit one with dustin-profile search")
+    if selection and (field := policy.lacking(selection)):
+        raise ConfigError(
+            f"{option} {name} needs selection.{field}, which the config lacks: emit it anew with dustin-profile search"
+        )
     return policy(selection if policy.needs_selection else None)
 
 

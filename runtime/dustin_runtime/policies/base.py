@@ -101,6 +101,11 @@ class Policy(ABC):
     prompt_mass: ClassVar[bool] = False
     """Whether `Memory.admit` is given what each position of a prompt received: as much work as its attention is."""
 
+    @classmethod
+    def lacking(cls, selection: Selection) -> str | None:
+        """Name of a field that the method needs and this selection leaves empty; None if it can serve."""
+        return None
+
     def lookahead_heads(self, draft: ModelShape) -> tuple[LayerHeads, ...]:
         """Heads of the draft whose attention is the lookahead score."""
         assert self.selection is not None
