@@ -38,7 +38,7 @@ class Fidelity(NamedTuple):
     read: float
     """Prefix tokens that a KV head read per step, mean over layers, heads and steps."""
     lists: list[list[Tensor | None]]
-    """By step and layer, [kv_heads or 1, k] int32 prefix positions that were read, -1 padded; None for all."""
+    """By step and layer, [heads, k] int32 prefix positions that were read (`Verification.kept`); None for all."""
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ def recovered(ready: Prefilled, found: Sequence[Fidelity], depth: int) -> Tensor
             new = rows[..., len(ready.prompt) + begin :].sum(-1)
             for index, one in enumerate(found):
                 kept = one.lists[step][layer]
-                mass = rows.sum(-1) if kept is None else new + _mass(rows, kept)
-                shares[index, step] += float(mass.mean()) / layers
+                prefix = rows.sum(-1) - new if kept is None else _mass(rows, kept)
+                shares[index, step] += float(new.mean() + prefix.mean()) / layers
     return shares
 
 
@@ -226,7 +226,8 @@ def attention_rows(ready: Prefilled, layer: int, begin: int, depth: int) -> Tens
         begin: tokens of the text before the step's pending one.
 
     Returns:
-        [kv_heads, rows, keys] fp32: rows are the step's tokens by query head of the KV head; each sums to 1.
+        [kv_heads, rows, keys] fp32: one query head of the KV head after the other, a row for each token of the step, which
+        sums to 1.
     """
     end = min(begin + depth + 1, len(ready.text) - 1)
     prompt = ready.target_cache.keys[layer, 0, : len(ready.prompt)]
@@ -235,7 +236,9 @@ def attention_rows(ready: Prefilled, layer: int, begin: int, depth: int) -> Tens
 
 
 def _mass(rows: Tensor, kept: Tensor) -> Tensor:
-    """[kv_heads, rows]: what lies on the positions of a list."""
+    """What of [kv_heads, rows, keys] lies on the positions of [heads, k] lists: [kv_heads or query_heads, rows]."""
+    if len(kept) > len(rows):  # lists by query head, whose rows lie one head after the other
+        rows = rows.reshape(len(kept), -1, rows.shape[2])
     index = kept.long().clamp(min=0)[:, None].expand(len(rows), rows.shape[1], -1)
     return (rows.gather(2, index) * (kept >= 0)[:, None]).sum(-1)
 

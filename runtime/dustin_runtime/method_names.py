@@ -12,5 +12,7 @@ LISTS = (
     *("streaming", "streaming-prompt", "snapkv", "snapkv-8", "compresskv", "h2o", "specattn-all"),
 )
 """Verify over lists chosen before the target runs."""
-SPARSE = (*LISTS, "quest")
+BY_LAYER = ("quest", "quest-query-head")
+"""Choose in each layer, from that layer's own queries."""
+SPARSE = (*LISTS, *BY_LAYER)
 METHODS = (*FULL, *SPARSE)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.method_names import METHODS, SPARSE
+from dustin_runtime.method_names import BY_LAYER, METHODS, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import all_heads
@@ -101,7 +101,7 @@ def step_costs(
 
     tokens = depth + 1
     kept = [min(n, selection.budget) for n in lengths] if method in SPARSE and selection else lengths
-    if method == "quest":  # two layers read everything, the others two bounds per page: as much as a token
+    if method in BY_LAYER:  # Quest: two layers read everything, the others two bounds per page, as much as a token
         dense = DENSE_LAYERS / target.layers
         kept = [round(dense * n + (1 - dense) * (k + n / PAGE)) for n, k in zip(lengths, kept, strict=True)]
     target_linears = linears_cost(target, rows * tokens, rows * tokens, element_bytes)

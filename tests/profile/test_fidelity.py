@@ -114,10 +114,10 @@ def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) ->
 
 def test_recovery_is_the_share_of_the_full_attention_matrix(target: Decoder) -> None:
     ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32, mass=True)
-    names = ["sd", "dustin", "streaming", "snapkv-8", "quest"]
+    names = ["sd", "dustin", "streaming", "snapkv-8", "quest", "quest-query-head"]
     found = [measure(ready, make_policy(name, selection(20)), DEPTH, VOCAB) for name in names]
     shares = recovered(ready, found, DEPTH)
-    assert shares.shape == (5, -(-(len(TEXT) - 1) // (DEPTH + 1)))
+    assert shares.shape == (6, -(-(len(TEXT) - 1) // (DEPTH + 1)))
     rows: dict[int, torch.Tensor] = {}
 
     def keep(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
@@ -136,7 +136,7 @@ def test_recovery_is_the_share_of_the_full_attention_matrix(target: Decoder) -> 
                 lists = one.lists[step][layer]
                 for head in range(6):
                     seen = torch.arange(len(PROMPT + TEXT)) >= begin
-                    kept = None if lists is None else lists[head // 3 if len(lists) > 1 else 0]
+                    kept = None if lists is None else lists[head * len(lists) // 6]
                     chosen = range(begin) if kept is None else [p for p in kept.tolist() if p >= 0]
                     seen[list(chosen)] = True
                     total.append(float(rows[layer][head, begin:end][:, seen].sum(-1).mean()))

@@ -22,7 +22,7 @@ from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.policies.base import Prompted
 from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.prompt_lists import PromptLists
-from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, choose_pages, page_scores
+from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, QuestAttention
 from dustin_runtime.policies.snapkv import choose_tokens, window_mass
 from dustin_runtime.prefill import prefill
 from dustin_runtime.signals import StepSignals
@@ -161,26 +161,43 @@ def test_a_config_without_heads_of_every_layer_is_refused_by_compresskv() -> Non
 
 
 @pytest.mark.parametrize(("lengths", "budget"), [([130, 17], 64), ([1, 160], 16), ([48, 49], 48), ([33, 500], 1000)])
-def test_quest_reads_the_pages_of_the_highest_bounds(lengths: list[int], budget: int) -> None:
+@pytest.mark.parametrize("by_query_head", [False, True])
+def test_quest_reads_the_pages_of_the_highest_bounds(lengths: list[int], budget: int, by_query_head: bool) -> None:
     capacity = 512
     q, k = random(2, 3, KV_HEADS * GROUP, SIZE, steps=1), random(2, capacity, KV_HEADS, SIZE, seed=1, steps=1)
     bounds = filled(k, lengths)
     start = torch.tensor(lengths)
-    found = choose_pages(page_scores(q, *bounds.refresh(DENSE_LAYERS, k, start, 3)), start, budget)
+    attend = QuestAttention(bounds, budget, by_query_head)
+    for layer in range(DENSE_LAYERS + 1):
+        out = attend(layer, q, k, k, start)
+    found = attend.kept(DENSE_LAYERS)
+    assert found is not None
+    group = 1 if by_query_head else GROUP  # query heads that read the same pages
+    read = [0.0, 0.0]
     for row, length in enumerate(lengths):
         pages = -(-length // PAGE)
-        for kv_head in range(KV_HEADS):
+        for list_of in range(KV_HEADS * GROUP // group):
+            kv_head = list_of * group // GROUP
             scores = []
             for page in range(pages):
                 keys = k[row, page * PAGE : min((page + 1) * PAGE, length), kv_head]
                 low, high = keys.amin(0), keys.amax(0)
-                queries = q[row, :, kv_head * GROUP : (kv_head + 1) * GROUP].flatten(0, 1)
+                queries = q[row, :, list_of * group : (list_of + 1) * group].flatten(0, 1)
                 scores.append(max(float(torch.maximum(x * low, x * high).sum()) for x in queries))
             scores[-1] = math.inf  # the current page is always read
             count = max(budget // PAGE, 3)
             best = sorted(range(pages), key=lambda page: (-scores[page], page))[:count]
             want = [p for page in sorted(best) for p in range(page * PAGE, min((page + 1) * PAGE, length))]
-            assert kept(found[row, kv_head]) == want
+            assert kept(found[row, list_of]) == want
+            for head in range(list_of * group, (list_of + 1) * group):
+                for token in range(3):
+                    seen = want + list(range(length, length + token + 1))
+                    shares = (k[row, seen, kv_head] @ q[row, token, head] / math.sqrt(SIZE)).softmax(-1)
+                    torch.testing.assert_close(out[row, token, head], shares @ k[row, seen, kv_head])
+        for heads in found[row].view(KV_HEADS, -1).tolist():
+            read[row] += len(set(heads) - {-1}) / KV_HEADS
+    dense = torch.tensor(lengths) * DENSE_LAYERS
+    torch.testing.assert_close(attend.tokens_read(start), (dense + torch.tensor(read)) / (DENSE_LAYERS + 1))
 
 
 def test_bounds_follow_a_growing_cache() -> None:
@@ -258,7 +275,7 @@ def selection(budget: int) -> Selection:
     )
 
 
-COMPARED = ["snapkv", "snapkv-8", "compresskv", "streaming-prompt", "h2o", "quest"]
+COMPARED = ["snapkv", "snapkv-8", "compresskv", "streaming-prompt", "h2o", "quest", "quest-query-head"]
 PROMPTS = [[1, 5, 9, 30, 2], list(range(36)), [7], [3, 3, 8] * 30, [4] * 129]
 
 
@@ -294,4 +311,4 @@ def test_the_names_in_help_texts_are_the_methods() -> None:
     assert list(method_names.METHODS) == list(POLICIES)
     assert [name for name, policy in POLICIES.items() if policy.needs_selection] == list(method_names.SPARSE)
     by_layer = [name for name, policy in POLICIES.items() if policy.chooses_by_layer]
-    assert [*method_names.LISTS, *by_layer] == list(method_names.SPARSE)
+    assert by_layer == list(method_names.BY_LAYER)

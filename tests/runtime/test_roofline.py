@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.method_names import METHODS, SPARSE
+from dustin_runtime.method_names import BY_LAYER, METHODS, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
 from dustin_runtime.pricing import DEVICES, Device
@@ -70,7 +70,7 @@ def test_a_windowed_draft_reads_its_budget_and_the_new_tokens() -> None:
 @pytest.mark.parametrize("method", SPARSE)
 def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) -> None:
     found = costs(method)
-    if method == "quest":  # both layers of this target are dense
+    if method in BY_LAYER:  # both layers of this target are dense
         assert found.verify_attention == costs("sd").verify_attention
         deep = TARGET.model_copy(update={"layers": 6})
         paged = step_costs(method, deep, DRAFT, [640], depth=DEPTH, selection=SELECTION).verify_attention

@@ -70,6 +70,21 @@ def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tenso
     return out.permute(0, 3, 1, 2, 4).reshape(q.shape)
 
 
+def sparse_by_query_head(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor) -> Tensor:
+    """The same with a list for every query head; a key is read by each that lists it.
+
+    Args:
+        kept: [batch, query_heads, k].
+    """
+    group = q.shape[2] // k.shape[2]
+    out = torch.empty_like(q)
+    for member in range(group):  # one query head of every KV head at a time
+        heads = slice(member, None, group)
+        attend = SparseAttention(kept[:, heads].contiguous().unsqueeze(0))
+        out[:, :, heads] = attend(0, q[:, :, heads].contiguous(), k, v, start)
+    return out
+
+
 def sparse_rows(q: Tensor, k: Tensor, start: Tensor, kept: Tensor) -> Tensor:
     """Softmax rows of the attention that `sparse_reference` computes; shapes as there, of a cache that keeps all.
 

@@ -32,7 +32,10 @@ class Verification(Protocol):
         ...
 
     def kept(self, layer: int) -> Tensor | None:
-        """[batch, kv_heads or 1, k] int64 prefix positions that the layer read, -1 padded; None for all."""
+        """[batch, heads, k] int64 prefix positions that the layer read, -1 padded; None for all.
+
+        heads: 1 if all read the same, or the layer's KV heads, or its query heads.
+        """
         ...
 
 
