@@ -46,7 +46,7 @@ class Prefilled:
     """A prompt in the caches of both models, for any number of policies, with what full verification makes of the text.
 
     Attributes:
-        prompted: the prompt as the target has processed it.
+        prompted, drafted: the prompt as target and draft have processed it.
         full: [tokens, vocab] fp32 log-probabilities of full verification.
         text_queries: by layer, [1, tokens - 1, query_heads, head_size] of the text under full verification.
         text_keys: [layers, tokens - 1, kv_heads, head_size] likewise.
@@ -59,6 +59,7 @@ class Prefilled:
     prompt: Sequence[int]
     text: Sequence[int]
     prompted: Prompted
+    drafted: Prompted
     full: Tensor
     text_queries: list[Tensor]
     text_keys: Tensor
@@ -131,7 +132,8 @@ def prepare(
     summed = MassTap(dense_attention)
     tap = QueryTap(summed if mass else dense_attention, range(target.shape.layers), last=max(window, 1))
     last = prefill(target, target_cache, prompt, attend=tap, chunk=chunk, tail=window)
-    prefill(draft, draft_cache, prompt, chunk=chunk)
+    draft_tap = QueryTap(dense_attention, range(draft.shape.layers), last=max(window, 1))
+    prefill(draft, draft_cache, prompt, attend=draft_tap, chunk=chunk, tail=window)
     rows = [target.logits(last)[None, :vocab].float().log_softmax(-1)]
     text_tap = QueryTap(dense_attention, range(target.shape.layers))
     queries: list[list[Tensor]] = [[] for _ in range(target.shape.layers)]
@@ -150,6 +152,7 @@ def prepare(
         prompt,
         text,
         Prompted(len(prompt), target_cache, tap.queries, summed.received),
+        Prompted(len(prompt), draft_cache, draft_tap.queries),
         torch.cat(rows),
         [torch.cat(parts, dim=1) for parts in queries if parts],
         target_cache.keys[:, 0, len(prompt) : len(prompt) + len(text) - 1].clone(),
@@ -226,8 +229,8 @@ def attention_rows(ready: Prefilled, layer: int, begin: int, depth: int) -> Tens
         begin: tokens of the text before the step's pending one.
 
     Returns:
-        [kv_heads, rows, keys] fp32: one query head of the KV head after the other, a row for each token of the step, which
-        sums to 1.
+        [kv_heads, rows, keys] fp32, a row for each query head of the KV head and each token of the step, tokens running
+        faster. Each sums to 1.
     """
     end = min(begin + depth + 1, len(ready.text) - 1)
     prompt = ready.target_cache.keys[layer, 0, : len(ready.prompt)]
@@ -258,8 +261,8 @@ def _state(ready: Prefilled, stepper: Stepper) -> State:
     memory = stepper.policy.memory(shape, stepper.depth, 1, capacity, ready.target.dtype, device)
     if memory:
         last = stepper.policy.prompt_queries
-        queries = {layer: q[:, -last:] for layer, q in ready.prompted.queries.items()} if last else {}
-        memory.admit(0, replace(ready.prompted, queries=queries))
+        drafted = _with_last(ready.drafted, last) if stepper.draft else None
+        memory.admit(0, _with_last(ready.prompted, last), drafted)
     heads = stepper.history_heads
     return replace(
         small,
@@ -272,6 +275,12 @@ def _state(ready: Prefilled, stepper: Stepper) -> State:
         memory=memory,
         extent=length,
     )
+
+
+def _with_last(prompted: Prompted, tokens: int) -> Prompted:
+    """With the queries of so many last tokens."""
+    queries = {layer: q[:, -tokens:] for layer, q in prompted.queries.items()} if tokens else {}
+    return replace(prompted, queries=queries)
 
 
 def _loss(log_probabilities: Tensor, text: Sequence[int]) -> Tensor:

@@ -280,15 +280,10 @@ class _Run:
         hidden = prefill(stepper.target, target_row, prompt, attend=tap, chunk=chunk, tail=tail)
         logits = stepper.target.logits(hidden)
         self._require_finite(logits, index, "target")
-        if stepper.draft and state.draft_cache:
-            kept = state.draft_cache.row(row)
-            drafted = prefill(stepper.draft, state.draft_prefill or kept, prompt, chunk=chunk)
-            if state.draft_prefill:
-                kept.take(state.draft_prefill, len(prompt))
-            self._require_finite(drafted, index, "draft")
+        drafted = self._admit_to_draft(state, row, index) if stepper.draft else None
         if state.memory:
-            prompted = Prompted(len(prompt), target_row, tap.queries, mass.received if mass else {})
-            state.memory.admit(row, prompted)
+            received = mass.received if mass else {}
+            state.memory.admit(row, Prompted(len(prompt), target_row, tap.queries, received), drafted)
         state.sampling.write(row, draw.temperature, draw.top_p, draw.seed)
         first = self._first(state, row, logits[: stepper.shared_vocab], len(prompt))
         state.lengths[row] = len(prompt)
@@ -300,6 +295,19 @@ class _Run:
         if not self.engine.graph:  # the plain attention is shown no more of the cache than it needs
             state.extent = max(self._longest(), len(prompt))
         return first
+
+    def _admit_to_draft(self, state: State, row: int, index: int) -> Prompted:
+        """The same for the draft."""
+        draft, prompt, tail = self.stepper.draft, self.sequences[index].prompt, self.stepper.policy.prompt_queries
+        assert draft is not None and state.draft_cache is not None
+        kept = state.draft_cache.row(row)
+        whole = state.draft_prefill or kept
+        tap = QueryTap(dense_attention, range(draft.shape.layers) if tail else (), last=max(tail, 1))
+        hidden = prefill(draft, whole, prompt, attend=tap, chunk=chunk_for(draft.device), tail=tail)
+        if state.draft_prefill:
+            kept.take(state.draft_prefill, len(prompt))
+        self._require_finite(hidden, index, "draft")
+        return Prompted(len(prompt), whole, tap.queries)
 
     def _first(self, state: State, row: int, logits: Tensor, position: int) -> int:
         if not self.stepper.sampled:

@@ -9,7 +9,7 @@ FULL = ("vanilla", "sd", "magicdec")
 """Verify with the whole cache."""
 LISTS = (
     *("dustin", "dustin-t", "dustin-d"),
-    *("streaming", "streaming-prompt", "snapkv", "snapkv-8", "compresskv", "h2o", "specattn-all"),
+    *("streaming", "streaming-prompt", "snapkv", "snapkv-8", "compresskv", "h2o", "specattn", "specattn-all"),
 )
 """Verify over lists chosen before the target runs."""
 BY_LAYER = ("quest", "quest-query-head")

@@ -101,9 +101,10 @@ def step_costs(
 
     tokens = depth + 1
     kept = [min(n, selection.budget) for n in lengths] if method in SPARSE and selection else lengths
-    if method in BY_LAYER:  # Quest: two layers read everything, the others two bounds per page, as much as a token
+    if method in (*BY_LAYER, "specattn"):  # two layers read everything
         dense = DENSE_LAYERS / target.layers
-        kept = [round(dense * n + (1 - dense) * (k + n / PAGE)) for n, k in zip(lengths, kept, strict=True)]
+        bounds = 1 / PAGE if method in BY_LAYER else 0.0  # Quest reads two bounds per page, as much as a token
+        kept = [round(dense * n + (1 - dense) * (k + n * bounds)) for n, k in zip(lengths, kept, strict=True)]
     target_linears = linears_cost(target, rows * tokens, rows * tokens, element_bytes)
     verify = attention_cost(target, [n + tokens for n in kept], tokens, element_bytes)
     logits = logits_bytes(target, rows * tokens, element_bytes)
@@ -120,10 +121,10 @@ def step_costs(
         draft_attention = _sum(draft_attention, attention_cost(draft, [n + fed for n in before], fed, element_bytes))
         logits += logits_bytes(draft, rows, element_bytes)
     scores = NOTHING
-    if selection is not None and method in ("dustin", "dustin-t", "dustin-d", "specattn-all"):
+    if selection is not None and method in ("dustin", "dustin-t", "dustin-d", "specattn", "specattn-all"):
         free = selection.budget - selection.sink - selection.window
         m = {"dustin": selection.m, "dustin-t": 0}.get(method, free)
-        asked = all_heads(draft) if method == "specattn-all" else selection.lookahead
+        asked = all_heads(draft) if method in ("specattn", "specattn-all") else selection.lookahead
         if m < free:
             scores = _sum(scores, history_cost(target, selection.history, lengths, element_bytes))
         if m > 0:

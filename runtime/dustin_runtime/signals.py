@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,7 +53,8 @@ class StepSignals:
     def tap(self, attend: Attention, last: bool) -> QueryTap:
         """An attention for a pass of the draft that saves the queries which are scored; `last` of the step."""
         heads = self.stepper.lookahead_heads
-        begin = self._begin_lookahead if last and self._beside is not None else None
+        summed = not self.stepper.policy.lookahead_by_layer
+        begin = self._begin_lookahead if last and summed and self._beside is not None else None
         tap = QueryTap(attend, heads.layers if heads else (), begin)
         self._passes.append(tap.queries)
         return tap
@@ -72,6 +73,10 @@ class StepSignals:
         heads = self.stepper.lookahead_heads
         assert heads is not None
         return heads.scores(heads.gather_last(self._passes), *self._draft_keys())
+
+    def lookahead_rows(self) -> Iterator[Tensor]:
+        for heads in self.stepper.lookahead_layers.values():
+            yield heads.query_scores(heads.gather_last(self._passes), *self._draft_keys())
 
     def _history_scores(self, share: float | None = None) -> Tensor:
         heads, query = self.stepper.history_heads, self.state.history_query

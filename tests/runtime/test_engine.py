@@ -45,6 +45,7 @@ def selection(budget: int, m: int, sink: int = 2, window: int = 4) -> Selection:
         m=m,
         history=LayerHeads(layer=2, heads=(1, 5)),
         lookahead=(LayerHeads(layer=1, heads=(0, 4)), LayerHeads(layer=0, heads=(2,))),
+        retrieval_heads=((0, 3), (5, 1), (2, 3), (1, 2)),
     )
 
 

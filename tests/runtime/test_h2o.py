@@ -61,7 +61,7 @@ def test_h2o_lists_what_a_loop_over_tokens_lists(lengths: list[int], budget: int
                 chunk, keys = q[layer, row : row + 1, begin:end], k[layer, row : row + 1, :end]
                 tap(layer, chunk, keys, keys, torch.tensor([begin]))
         one = k[:, row : row + 1]
-        memory.admit(row, Prompted(length, KVCache(one, one), received=tap.received))
+        memory.admit(row, Prompted(length, KVCache(one, one), received=tap.received), None)
         for layer in range(LAYERS):
             for head in range(KV_HEADS):
                 scores = dict.fromkeys(range(length), 0.0)
@@ -112,6 +112,6 @@ def test_a_row_that_has_ended_lists_nothing_new() -> None:
     memory = HeavyHitters(SHAPE, DEPTH, 1, 8, torch.device("cpu"))
     one = torch.zeros(LAYERS, 1, 40, KV_HEADS, SIZE)
     received = {layer: torch.ones(1, KV_HEADS, 30) for layer in range(LAYERS)}
-    memory.admit(0, Prompted(30, KVCache(one, one), received=received))
+    memory.admit(0, Prompted(30, KVCache(one, one), received=received), None)
     for _ in range(3):
         assert memory.lists(torch.tensor([1])).max() < 1

@@ -104,7 +104,7 @@ def test_prompts_are_compressed_once_and_what_follows_is_kept(target: Decoder, l
     prefill(target, target.cache(1, 600), ids, attend=whole, chunk=1024)
     memory = policy.memory(SHAPE, 3, 2, 600, torch.float64, torch.device("cpu"))
     assert isinstance(memory, PromptLists)
-    memory.admit(1, Prompted(length, cache, tap.queries))
+    memory.admit(1, Prompted(length, cache, tap.queries), None)
     lengths = torch.tensor([1, length + 5])
     lists = memory.lists(lengths)
     for layer in range(4):
@@ -121,7 +121,7 @@ def test_the_first_and_the_last_eight_of_a_prompt(target: Decoder) -> None:
     memory = policy.memory(SHAPE, 3, 1, 100, torch.float64, torch.device("cpu"))
     assert isinstance(memory, PromptLists)
     queries = {layer: random(1, 1, 6, 8) for layer in range(4)}
-    memory.admit(0, Prompted(60, target.cache(1, 100), queries))
+    memory.admit(0, Prompted(60, target.cache(1, 100), queries), None)
     assert kept(memory.lists(torch.tensor([62]))[3, 0, 1]) == [*range(12), *range(52, 62)]
 
 
@@ -222,7 +222,7 @@ def filled(k: Tensor, lengths: list[int]) -> PageBounds:
     stacked = k.expand(DENSE_LAYERS + 1, -1, -1, -1, -1)
     for row, length in enumerate(lengths):
         cache = KVCache(stacked[:, row : row + 1], stacked[:, row : row + 1])
-        bounds.admit(row, Prompted(length, cache))
+        bounds.admit(row, Prompted(length, cache), None)
     return bounds
 
 
@@ -275,7 +275,7 @@ def selection(budget: int) -> Selection:
     )
 
 
-COMPARED = ["snapkv", "snapkv-8", "compresskv", "streaming-prompt", "h2o", "quest", "quest-query-head"]
+COMPARED = ["snapkv", "snapkv-8", "compresskv", "streaming-prompt", "h2o", "specattn", "quest", "quest-query-head"]
 PROMPTS = [[1, 5, 9, 30, 2], list(range(36)), [7], [3, 3, 8] * 30, [4] * 129]
 
 

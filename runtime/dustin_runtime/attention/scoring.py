@@ -110,6 +110,13 @@ class ScoredHeads:
             return kernel(q, keys, self.groups, self.members, position, columns, programs)
         return self.reference(q, keys[:, :, : columns + q.shape[1]], position)[:, :columns]
 
+    def query_scores(self, q: Tensor, keys: Tensor, position: Tensor, columns: int) -> Tensor:
+        """`scores`, not summed over queries: [batch, queries, columns] fp32."""
+        each = [slice(index, index + 1) for index in range(q.shape[1])]
+        wide = columns + q.shape[1]  # the last query's row reaches beyond what is wanted
+        rows = [self.scores(q[:, one], keys, position[:, one].contiguous(), wide)[:, :columns] for one in each]
+        return torch.stack(rows, dim=1)
+
     def reference(self, q: Tensor, keys: Tensor, position: Tensor) -> Tensor:
         """`scores` in plain torch, of all positions that `keys` has."""
         total = torch.zeros(keys.shape[1:3], dtype=torch.float32, device=keys.device)

@@ -8,7 +8,7 @@ step, is its `Memory`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -47,8 +47,8 @@ class Prompted:
         length: tokens of the prompt.
         cache: the model's, of one row, with the prompt in it.
         queries: by layer, [1, tokens, query_heads, head_size]: of the prompt's last `Policy.prompt_queries` tokens.
-        received: by layer, [1, kv_heads, length] fp32, if `Policy.prompt_mass`: the attention that all queries of the
-            prompt pay to each position, summed over the query heads of a KV head.
+        received: by layer of the target, [1, kv_heads, length] fp32, if `Policy.prompt_mass`: the attention that all
+            queries of the prompt pay to each position, summed over the query heads of a KV head.
     """
 
     length: int
@@ -60,8 +60,8 @@ class Prompted:
 class Memory(Protocol):
     """What a policy keeps between steps, in buffers that keep their place: a CUDA graph holds their addresses."""
 
-    def admit(self, row: int, target: Prompted) -> None:
-        """Begin a sequence in a row of the batch."""
+    def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
+        """Begin a sequence in a row of the batch; `draft` is None for a method that does not draft."""
         ...
 
 
@@ -86,6 +86,10 @@ class Signals(Protocol):
         """[batch, positions] fp32 attention of the draft's heads, summed over the drafted tokens."""
         ...
 
+    def lookahead_rows(self) -> Iterable[Tensor]:
+        """By draft layer, [batch, depth, positions] fp32 attention of its heads, drafted token by drafted token."""
+        ...
+
 
 @dataclass(frozen=True)
 class Policy(ABC):
@@ -99,6 +103,8 @@ class Policy(ABC):
     """Whether the draft reads only the first and last tokens of its cache, whatever a configuration says."""
     chooses_by_layer: ClassVar[bool] = False
     """Whether it chooses while the target runs: `verification` is its own, and `select` is not called."""
+    lookahead_by_layer: ClassVar[bool] = False
+    """Whether it asks for `Signals.lookahead_rows`, and not for `Signals.lookahead`."""
     prompt_queries: ClassVar[int] = 0
     """Queries of a prompt's end, of all layers, that `Memory.admit` is given."""
     prompt_mass: ClassVar[bool] = False
@@ -146,5 +152,5 @@ class Policy(ABC):
 
     @property
     def uses_lookahead(self) -> bool:
-        """Whether `select` asks for lookahead scores."""
+        """Whether `select` asks for lookahead scores, summed or by layer."""
         return False

@@ -33,7 +33,7 @@ class HeavyHitters:
         self.rows = torch.zeros(*size, depth + 1, budget + depth + 1, device=device)
         self._order = torch.arange(depth + 1, device=device)
 
-    def admit(self, row: int, target: Prompted) -> None:
+    def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
         """Choose among all tokens of a prompt."""
         budget = self.positions.shape[3]
         every = torch.arange(target.length, device=self.lengths.device)

@@ -35,7 +35,7 @@ class PromptLists:
         self.prompts = torch.ones(rows, dtype=torch.int64, device=device)
         self._generated = torch.arange(min(capacity, MOST_GENERATED), device=device)
 
-    def admit(self, row: int, target: Prompted) -> None:
+    def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
         """Choose, layer by layer."""
         for layer, q in target.queries.items():
             keys = target.cache.keys[layer, :, : target.length]

@@ -34,7 +34,7 @@ class PageBounds:
         size = (layers, rows, -(-capacity // PAGE), target.kv_heads, target.head_size)
         self.lowest, self.highest = torch.zeros(2, *size, dtype=dtype, device=device)
 
-    def admit(self, row: int, target: Prompted) -> None:
+    def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
         """Compute all pages of a prompt."""
         length = target.length
         pages = -(-length // PAGE)
