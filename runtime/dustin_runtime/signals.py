@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dustin_runtime.attention.scoring import rows_at
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.models.decoder import Attention
 
@@ -75,8 +76,13 @@ class StepSignals:
         return heads.scores(heads.gather_last(self._passes), *self._draft_keys())
 
     def lookahead_rows(self) -> Iterator[Tensor]:
-        for heads in self.stepper.lookahead_layers.values():
-            yield heads.query_scores(heads.gather_last(self._passes), *self._draft_keys())
+        keys, position, columns = self._draft_keys()
+        layers = list(self.stepper.lookahead_layers)
+        apart = len(keys) == len(layers)  # or the keys are those of all layers
+        for index, layer in enumerate(layers):
+            q = torch.cat([queries[layer][:, -1:] for queries in self._passes], dim=1)
+            held = keys[index if apart else layer][:, : columns + q.shape[1]]
+            yield rows_at(q, held, position)[..., :columns].flatten(1, 2)
 
     def _history_scores(self, share: float | None = None) -> Tensor:
         heads, query = self.stepper.history_heads, self.state.history_query

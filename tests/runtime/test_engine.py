@@ -233,16 +233,19 @@ def test_a_windowed_draft_changes_drafts_and_not_the_text(target: Decoder) -> No
     assert statistics.tau != full.tau
 
 
+@pytest.mark.parametrize("method", ["dustin", "specattn"])
 @pytest.mark.parametrize("budget", [6, 13, 300])
-def test_a_windowed_draft_cache_keeps_all_that_is_read(target: Decoder, budget: int) -> None:
+def test_a_windowed_draft_cache_keeps_all_that_is_read(target: Decoder, budget: int, method: str) -> None:
     """The same text, drafts and scores as from a draft that keeps everything and reads the same tokens."""
     found = []
     for keeps_all in (False, True):
-        policy = make_policy("dustin", selection(budget=16, m=5))
-        stepper = Stepper(target, target.first_layers(3), policy, policy.selection, 3, 37, draft_budget=budget)
+        policy = make_policy(method, selection(budget=16, m=5))
+        draft = target.first_layers(3)
+        stepper = Stepper(target, draft, policy, policy.selection, 3, 37, draft_budget=budget)
         if keeps_all:
             stepper._draft_caches = lambda rows, capacity: (target.first_layers(3).cache(rows, capacity), None)
-            stepper.lookahead_heads = ScoredHeads(policy.selection.lookahead, SHAPE.query_heads, SHAPE.group, "cpu")
+            heads = policy.lookahead_heads(draft.shape)
+            stepper.lookahead_heads = ScoredHeads(heads, SHAPE.query_heads, SHAPE.group, "cpu")
         engine = Engine(stepper, rows=2)
         generations, statistics = engine.generate(PROMPTS, 60)
         found.append(([g.tokens for g in generations], statistics.accepted_at))

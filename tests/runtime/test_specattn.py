@@ -154,6 +154,6 @@ def test_each_layer_reads_what_its_draft_layer_attends_to(models: tuple[Decoder,
         assert found is not None and torch.equal(found, want.unsqueeze(1))
         read += int((want >= 0).sum())
     assert float(verify.tokens_read(state.lengths)) == pytest.approx(read / 5)
-    for summed, by_query in zip(stepper.lookahead_layers.values(), signals.lookahead_rows(), strict=True):
+    for summed, rows_by_head in zip(stepper.lookahead_layers.values(), signals.lookahead_rows(), strict=True):
         scores = summed.scores(summed.gather_last(signals._passes), *signals._draft_keys())
-        torch.testing.assert_close(by_query.sum(dim=1), scores)
+        torch.testing.assert_close(rows_by_head.sum(dim=(1, 2)), scores)

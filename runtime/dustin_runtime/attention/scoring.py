@@ -110,13 +110,6 @@ class ScoredHeads:
             return kernel(q, keys, self.groups, self.members, position, columns, programs)
         return self.reference(q, keys[:, :, : columns + q.shape[1]], position)[:, :columns]
 
-    def query_scores(self, q: Tensor, keys: Tensor, position: Tensor, columns: int) -> Tensor:
-        """`scores`, not summed over queries: [batch, queries, columns] fp32."""
-        each = [slice(index, index + 1) for index in range(q.shape[1])]
-        wide = columns + q.shape[1]  # the last query's row reaches beyond what is wanted
-        rows = [self.scores(q[:, one], keys, position[:, one].contiguous(), wide)[:, :columns] for one in each]
-        return torch.stack(rows, dim=1)
-
     def reference(self, q: Tensor, keys: Tensor, position: Tensor) -> Tensor:
         """`scores` in plain torch, of all positions that `keys` has."""
         total = torch.zeros(keys.shape[1:3], dtype=torch.float32, device=keys.device)
@@ -164,12 +157,22 @@ def last_rows(q: Tensor, k: Tensor) -> Tensor:
     Returns:
         [batch, kv_heads, group, tokens, keys] fp32.
     """
+    batch, tokens = q.shape[:2]
+    last = torch.arange(k.shape[1] - tokens, k.shape[1], device=k.device)
+    return rows_at(q, k, last.expand(batch, -1))
+
+
+def rows_at(q: Tensor, k: Tensor, position: Tensor) -> Tensor:
+    """The same of tokens that stand anywhere.
+
+    Args:
+        position: [batch, tokens] int64. A token's row covers the positions [0, position].
+    """
     batch, tokens, _, head_size = q.shape
     keys, kv_heads = k.shape[1:3]
     packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 3, 1, 4)
     scores = packed @ k.float().permute(0, 2, 3, 1).unsqueeze(2) * head_size**-0.5
-    place = torch.arange(keys, device=k.device) - (keys - tokens)
-    hidden = place > torch.arange(tokens, device=k.device).unsqueeze(1)
+    hidden = torch.arange(keys, device=k.device) > position[:, None, None, :, None]
     rows: Tensor = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return rows
 

@@ -87,7 +87,7 @@ class Signals(Protocol):
         ...
 
     def lookahead_rows(self) -> Iterable[Tensor]:
-        """By draft layer, [batch, depth, positions] fp32 attention of its heads, drafted token by drafted token."""
+        """By draft layer, [batch, query_heads, depth, positions] fp32 attention of every drafted token."""
         ...
 
 

@@ -109,7 +109,7 @@ class SpecAttn(Policy):
         """Lists of the layers behind the dense ones."""
         assert self.selection is not None and isinstance(signals.memory, LayerMap)
         layers, lengths = signals.memory.layers, signals.lengths
-        lists = [nucleus_lists(rows, lengths, self.selection.budget) for rows in signals.lookahead_rows()]
+        lists = [nucleus_lists(rows.mean(dim=1), lengths, self.selection.budget) for rows in signals.lookahead_rows()]
         every_row = torch.arange(len(lengths), device=lengths.device)
         return torch.stack(lists)[layers, every_row].unsqueeze(2)
 
