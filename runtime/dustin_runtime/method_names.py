@@ -12,7 +12,8 @@ LISTS = (
     *("streaming", "streaming-prompt", "snapkv", "snapkv-8", "compresskv", "h2o", "specattn", "specattn-all"),
 )
 """Verify over lists chosen before the target runs."""
-BY_LAYER = ("quest", "quest-query-head")
-"""Choose in each layer, from that layer's own queries."""
+QUEST = ("quest", "quest-query-head")
+BY_LAYER = (*QUEST, "smallkv")
+"""Choose in each layer, while the target runs."""
 SPARSE = (*LISTS, *BY_LAYER)
 METHODS = (*FULL, *SPARSE)

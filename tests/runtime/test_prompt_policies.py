@@ -275,7 +275,17 @@ def selection(budget: int) -> Selection:
     )
 
 
-COMPARED = ["snapkv", "snapkv-8", "compresskv", "streaming-prompt", "h2o", "specattn", "quest", "quest-query-head"]
+COMPARED = [
+    "snapkv",
+    "snapkv-8",
+    "compresskv",
+    "streaming-prompt",
+    "h2o",
+    "specattn",
+    "quest",
+    "quest-query-head",
+    "smallkv",
+]
 PROMPTS = [[1, 5, 9, 30, 2], list(range(36)), [7], [3, 3, 8] * 30, [4] * 129]
 
 

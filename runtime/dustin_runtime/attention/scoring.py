@@ -181,15 +181,16 @@ def received_mass(q: Tensor, k: Tensor) -> Tensor:
     """Attention that a sequence's last tokens pay to every position; shapes as in `last_rows`.
 
     Returns:
-        [batch, kv_heads, keys] fp32: softmax rows, summed over the tokens and the query heads of a KV head.
+        [batch, kv_heads, group, keys] fp32: softmax rows, summed over the tokens.
     """
-    batch, tokens = q.shape[:2]
+    batch, tokens, query_heads = q.shape[:3]
     keys, kv_heads = k.shape[1:3]
-    total = torch.zeros(batch, kv_heads, keys, dtype=torch.float32, device=k.device)
+    size = (batch, kv_heads, query_heads // kv_heads, keys)
+    total = torch.zeros(size, dtype=torch.float32, device=k.device)
     for begin in range(0, tokens, MASS_QUERIES):
         end = min(begin + MASS_QUERIES, tokens)
         seen = keys - tokens + end
-        total[..., :seen] += last_rows(q[:, begin:end], k[:, :seen]).sum(dim=(2, 3))
+        total[..., :seen] += last_rows(q[:, begin:end], k[:, :seen]).sum(dim=3)
     return total
 
 

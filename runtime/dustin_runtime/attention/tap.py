@@ -48,7 +48,7 @@ class MassTap:
     """An attention that also adds up what every position of a prompt receives, over the passes that process it.
 
     Attributes:
-        received: by layer, [batch, kv_heads, keys] fp32 (`scoring.received_mass`).
+        received: by layer, [batch, kv_heads, keys] fp32: `scoring.received_mass`, summed over a KV head's query heads.
     """
 
     def __init__(self, inner: Attention) -> None:
@@ -56,7 +56,7 @@ class MassTap:
         self.received: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
-        mass = received_mass(q, k)
+        mass = received_mass(q, k).sum(dim=2)
         if layer in self.received:
             before = self.received[layer]
             mass[..., : before.shape[2]] += before

@@ -10,6 +10,7 @@ from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
 from dustin_runtime.policies.h2o import H2O
 from dustin_runtime.policies.quest import Quest, QuestQueryHead
+from dustin_runtime.policies.smallkv import SmallKV
 from dustin_runtime.policies.snapkv import SnapKV, SnapKV8
 from dustin_runtime.policies.specattn import SpecAttn, SpecAttnAll
 from dustin_runtime.policies.streaming import StreamingLLM, StreamingPrompt
@@ -17,7 +18,19 @@ from dustin_runtime.policies.streaming import StreamingLLM, StreamingPrompt
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec),
     *(Dustin, DustinT, DustinD),
-    *(StreamingLLM, StreamingPrompt, SnapKV, SnapKV8, CompressKV, H2O, SpecAttn, SpecAttnAll, Quest, QuestQueryHead),
+    *(
+        StreamingLLM,
+        StreamingPrompt,
+        SnapKV,
+        SnapKV8,
+        CompressKV,
+        H2O,
+        SpecAttn,
+        SpecAttnAll,
+        Quest,
+        QuestQueryHead,
+        SmallKV,
+    ),
 )
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
