@@ -297,11 +297,13 @@ def markdown(result: dict[str, Any]) -> str:
         *(f"| {' | '.join(row)} |" for row in rows(result)),
         "",
         "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
-        "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of the",
-        "prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest reads two",
-        "layers in full and whole pages, three at least; snapkv and streaming-prompt spend their budget on the prompt",
-        "and read all that follows; dustin is dustin-d where m fills a small budget. ARR: share of full verification's",
-        "attention, of all heads, that lies on what is read.",
+        "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of",
+        "the prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest and",
+        "specattn read two layers in full, Quest whole pages, three at least, and with a budget per query head a",
+        "KV head reads what any of its query heads does; snapkv, compresskv and streaming-prompt spend their",
+        "budget on the prompt and read all that follows; smallkv reads some values without their keys, which",
+        "counts half and not for ARR; dustin is dustin-d where m fills a small budget. ARR: share of full",
+        "verification's attention, of all heads, on what is read.",
     ]
     if (correlation := result["summary"][CORRELATION]) is not None:
         lines += ["", f"Rank correlation of ARR and KL over documents and policies: {correlation:+.3f}."]
