@@ -59,7 +59,7 @@ def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tenso
     batch, tokens, query_heads, head_size = q.shape
     kv_heads = k.shape[2]
     group = query_heads // kv_heads
-    positions, visible = _read(kept, start, tokens)
+    positions, visible = _listed(kept, start, tokens)
     index = ring.slots(positions).clamp(min=0).unsqueeze(3).expand(-1, kv_heads, -1, head_size)
     gathered_k, gathered_v = (x.transpose(1, 2).gather(2, index) for x in (k, v))
     packed = q.view(batch, tokens, kv_heads, group, head_size).permute(0, 2, 3, 1, 4)
@@ -93,7 +93,7 @@ def sparse_rows(q: Tensor, k: Tensor, start: Tensor, kept: Tensor) -> Tensor:
     """
     batch, tokens, _, head_size = q.shape
     kv_heads = k.shape[2]
-    positions, visible = _read(kept, start, tokens)
+    positions, visible = _listed(kept, start, tokens)
     index = positions.clamp(min=0).unsqueeze(3).expand(-1, kv_heads, -1, head_size)
     keys = k.transpose(1, 2).gather(2, index).float()
     packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 3, 1, 4)
@@ -102,7 +102,7 @@ def sparse_rows(q: Tensor, k: Tensor, start: Tensor, kept: Tensor) -> Tensor:
     return rows
 
 
-def _read(kept: Tensor, start: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+def _listed(kept: Tensor, start: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """What a list and the new tokens are together.
 
     Returns:

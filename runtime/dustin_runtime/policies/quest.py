@@ -128,8 +128,9 @@ class QuestAttention:
             self._read.append(None)
             return dense_attention(layer, q, k, v, start)
         scores = page_scores(q, *self.bounds.refresh(layer, k, start, q.shape[1]))
-        by_kv_head = scores.unflatten(1, (k.shape[2], -1))
-        kept = choose_pages(scores if self.by_query_head else by_kv_head.amax(dim=2), start, self.budget)
+        if not self.by_query_head:
+            scores = scores.unflatten(1, (k.shape[2], -1)).amax(dim=2)
+        kept = choose_pages(scores, start, self.budget)
         self._lists.append(kept)
         self._read.append(distinct(kept.unflatten(1, (k.shape[2], -1)).flatten(2)).float().mean(dim=1))
         if self.by_query_head:
