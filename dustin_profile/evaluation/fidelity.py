@@ -91,9 +91,8 @@ class TextStepper(Stepper):
             assert state.draft_cache is not None
             ids = state.recent
             starts = [state.lengths - 1, *(state.lengths + turn for turn in range(1, self.depth))]
-            attend = self._draft_attention(state.draft_cache.ring)
             for turn, start in enumerate(starts):
-                tap = signals.tap(attend, last=turn == self.depth - 1)
+                tap = signals.tap(self._draft_attention(state, start), last=turn == self.depth - 1)
                 self.draft.forward(ids, start, state.draft_cache, tap, state.extent + turn + 1)
                 ids = self.text[:, turn : turn + 1]
         return self.text[:, : self.depth], None

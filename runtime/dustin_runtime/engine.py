@@ -284,6 +284,8 @@ class _Run:
         if state.memory:
             received = mass.received if mass else {}
             state.memory.admit(row, Prompted(len(prompt), target_row, tap.queries, received), drafted)
+        if state.draft_lists and drafted:
+            state.draft_lists.take(row, drafted)
         state.sampling.write(row, draw.temperature, draw.top_p, draw.seed)
         first = self._first(state, row, logits[: stepper.shared_vocab], len(prompt))
         state.lengths[row] = len(prompt)

@@ -5,7 +5,9 @@ A test holds them equal to `policies.POLICIES`.
 
 from __future__ import annotations
 
-FULL = ("vanilla", "sd", "magicdec")
+PARTIAL_DRAFT = ("magicdec", "triforce")
+"""Draft over a part of the draft's cache."""
+FULL = ("vanilla", "sd", *PARTIAL_DRAFT)
 """Verify with the whole cache."""
 LISTS = (
     *("dustin", "dustin-t", "dustin-d"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.method_names import METHODS, QUEST, SPARSE
+from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import all_heads
@@ -78,7 +78,8 @@ def step_costs(
     """The floor of one step.
 
     Args:
-        method: its name. `magicdec` drafts over `draft_budget` tokens; of the sparse ones only Dustin scores.
+        method: its name. `magicdec` and `triforce` draft over `draft_budget` tokens; of the sparse ones Dustin scores,
+            and what asks `ALL_HEADS`.
         draft: None for vanilla.
         lengths: tokens in every row's cache before the step (its prefix).
         depth: draft tokens per step; vanilla has none.
@@ -93,8 +94,8 @@ def step_costs(
         raise ValueError(f"method {method!r} is unknown (known: {', '.join(METHODS)})")
     if method in SPARSE and selection is None:
         raise ValueError(f"{method} needs a selection")
-    if method == "magicdec" and draft_budget is None:
-        raise ValueError("magicdec needs a draft budget")
+    if method in PARTIAL_DRAFT and draft_budget is None:
+        raise ValueError(f"{method} needs a draft budget")
     rows = len(lengths)
     if method == "vanilla":
         draft, depth = None, 0

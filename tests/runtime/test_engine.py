@@ -203,14 +203,14 @@ def queue(target: Decoder, method: str, rows: int, **stepper_options) -> tuple:
     return prompts, Engine(stepper, STOP, rows=rows)
 
 
-@pytest.mark.parametrize("method", ["vanilla", "dustin", "magicdec"])
+@pytest.mark.parametrize("method", ["vanilla", "dustin", "magicdec", "triforce"])
 def test_a_queue_gives_every_prompt_the_text_it_has_alone(target: Decoder, method: str) -> None:
-    prompts, engine = queue(target, method, rows=3, draft_budget=12 if method == "magicdec" else None)
+    prompts, engine = queue(target, method, rows=3, draft_budget=16 if POLICIES[method].partial_draft else None)
     together, statistics = engine.generate(prompts, 20)
     state = engine._state
     again, _ = engine.generate(prompts[:9], 20)
     assert engine._state is state  # buffers are kept
-    _, alone = queue(target, method, 1, draft_budget=12 if method == "magicdec" else None)
+    _, alone = queue(target, method, 1, draft_budget=16 if POLICIES[method].partial_draft else None)
     for prompt, generation in zip(prompts, together, strict=True):
         (single,), _ = alone.generate([prompt], 20)
         assert single.tokens == generation.tokens
@@ -223,10 +223,11 @@ def test_a_queue_gives_every_prompt_the_text_it_has_alone(target: Decoder, metho
     assert sum(g.read for g in together) == pytest.approx(statistics.read)
 
 
-def test_a_windowed_draft_changes_drafts_and_not_the_text(target: Decoder) -> None:
+@pytest.mark.parametrize("method", ["magicdec", "triforce"])
+def test_a_partial_draft_changes_drafts_and_not_the_text(target: Decoder, method: str) -> None:
     vanilla, _ = run(target, "vanilla")
-    policy = make_policy("magicdec", None)
-    stepper = Stepper(target, target.first_layers(3), policy, None, 3, 37, draft_budget=6)
+    policy = make_policy(method, None)
+    stepper = Stepper(target, target.first_layers(3), policy, None, 3, 37, draft_budget=8)
     windowed, statistics = Engine(stepper).generate(PROMPTS, 30)
     assert [g.tokens for g in windowed] == [g.tokens for g in vanilla]
     _, full = run(target, "sd")

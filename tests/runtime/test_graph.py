@@ -60,7 +60,7 @@ def engine(
     target: Decoder, method: str, graph: bool, rows: int = 8, selection: Selection = SELECTION, **options: object
 ) -> Engine:
     policy = make_policy(method, selection if POLICIES[method].needs_selection else None)
-    window = 48 if method == "magicdec" else None
+    window = 48 if POLICIES[method].partial_draft else None
     stepper = Stepper(
         target, target.first_layers(2), policy, policy.selection, 3, VOCAB, draft_budget=window, **options
     )  # type: ignore[arg-type]

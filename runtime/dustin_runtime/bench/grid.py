@@ -156,14 +156,16 @@ def fill(stepper: Stepper, state: State, context: int) -> None:
                 cache.scored.normal_()
     if state.history_query is not None:
         state.history_query.normal_()
-    if state.memory:
-        for row in range(state.rows):
+    for row in range(state.rows):
+        drafted = None
+        if stepper.draft and state.draft_cache:
+            cache = state.draft_prefill or state.draft_cache.row(row)
+            drafted = _noise(stepper.draft.shape, stepper.policy, cache, context)
+        if state.memory:
             target = _noise(stepper.target.shape, stepper.policy, state.target_cache.row(row), context)
-            drafted = None
-            if stepper.draft and state.draft_cache:
-                cache = state.draft_prefill or state.draft_cache.row(row)
-                drafted = _noise(stepper.draft.shape, stepper.policy, cache, context)
             state.memory.admit(row, target, drafted)
+        if state.draft_lists and drafted:
+            state.draft_lists.take(row, drafted)
     state.sampling.seed.copy_(torch.arange(state.rows))
     state.recent.random_(0, 1000)
     state.lengths.fill_(context)

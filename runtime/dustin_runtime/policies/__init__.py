@@ -14,9 +14,10 @@ from dustin_runtime.policies.smallkv import SmallKV
 from dustin_runtime.policies.snapkv import SnapKV, SnapKV8
 from dustin_runtime.policies.specattn import SpecAttn, SpecAttnAll
 from dustin_runtime.policies.streaming import StreamingLLM, StreamingPrompt
+from dustin_runtime.policies.triforce import TriForce
 
 _ALL: tuple[type[Policy], ...] = (
-    *(Vanilla, SpeculativeDecoding, MagicDec),
+    *(Vanilla, SpeculativeDecoding, MagicDec, TriForce),
     *(Dustin, DustinT, DustinD),
     *(
         StreamingLLM,
@@ -58,12 +59,12 @@ def make_policy(name: str, selection: Selection | None, option: str = "--method"
 
 
 def draft_window(policy: Policy, asked: int | None, served: DustinConfig | None) -> int | None:
-    """First and last tokens that the draft reads with this method; None for all.
+    """Tokens of its cache that the draft reads with this method; None for all.
 
     Args:
         asked: what the user wants instead of the method's or the configuration's own.
     """
-    if asked or policy.windowed_draft:
+    if asked or policy.partial_draft:
         return asked or 512
     return served.draft_budget if served and policy.needs_selection else None
 

@@ -65,6 +65,18 @@ class Memory(Protocol):
         ...
 
 
+class DraftLists(Protocol):
+    """What the draft reads, in buffers that keep their place, as `Memory`'s."""
+
+    def take(self, row: int, prompted: Prompted) -> None:
+        """Begin a sequence in a row of the batch."""
+        ...
+
+    def lists(self, lengths: Tensor) -> Tensor:
+        """[draft layers, rows, kv_heads, k] int64 ascending prefix positions, -1 padded, for prefixes of `lengths`."""
+        ...
+
+
 class Signals(Protocol):
     """Scores of one step, computed when asked for: a policy pays only for what it uses."""
 
@@ -99,8 +111,9 @@ class Policy(ABC):
     name: ClassVar[str]
     drafts: ClassVar[bool] = True
     needs_selection: ClassVar[bool] = False
-    windowed_draft: ClassVar[bool] = False
-    """Whether the draft reads only the first and last tokens of its cache, whatever a configuration says."""
+    partial_draft: ClassVar[bool] = False
+    """Whether the draft reads only a part of its cache, whatever a configuration says: the first and last tokens, or
+    `draft_lists`."""
     chooses_by_layer: ClassVar[bool] = False
     """Whether it chooses while the target runs: `verification` is its own, and `select` is not called."""
     lookahead_by_layer: ClassVar[bool] = False
@@ -130,6 +143,16 @@ class Policy(ABC):
         self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> Memory | None:
         """Buffers for `rows` sequences of up to `capacity` positions and `depth` drafts a step; None for none."""
+        return None
+
+    def draft_keeps(self, budget: int | None) -> int | None:
+        """First and last tokens that the draft's cache keeps if it reads `budget`; None for all."""
+        return budget
+
+    def draft_lists(
+        self, draft: ModelShape, rows: int, capacity: int, budget: int, device: torch.device
+    ) -> DraftLists | None:
+        """What the draft reads of a cache that keeps all; None if not lists."""
         return None
 
     def verification(self, signals: Signals) -> Verification:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,12 +14,16 @@ from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Policy, Prompted, Signals
 from dustin_runtime.selection import ascending
 
+Choose = Callable[[int, Tensor, Tensor, int], Tensor]
 MOST_GENERATED = 1024
 """Generated tokens that are read, the last ones; as published all are."""
 
 
 class PromptLists:
-    """Kept prompt tokens; implements `policies.base.Memory`.
+    """Kept prompt tokens of one model; implements `policies.base.Memory`.
+
+    Args:
+        choose: see `PromptPolicy.choose`.
 
     Attributes:
         kept: [layers, rows, kv_heads, budget] int64 ascending, -1 padded.
@@ -26,21 +31,24 @@ class PromptLists:
     """
 
     def __init__(
-        self, policy: PromptPolicy, target: ModelShape, rows: int, capacity: int, device: torch.device
+        self, choose: Choose, model: ModelShape, rows: int, capacity: int, budget: int, device: torch.device
     ) -> None:
-        assert policy.selection is not None
-        size = (target.layers, rows, target.kv_heads, policy.selection.budget)
-        self._choose = policy.choose
+        size = (model.layers, rows, model.kv_heads, budget)
+        self._choose = choose
         self.kept = torch.full(size, -1, dtype=torch.int64, device=device)
         self.prompts = torch.ones(rows, dtype=torch.int64, device=device)
         self._generated = torch.arange(min(capacity, MOST_GENERATED), device=device)
 
     def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
+        """Choose in the target's prompt."""
+        self.take(row, target)
+
+    def take(self, row: int, prompted: Prompted) -> None:
         """Choose, layer by layer."""
-        for layer, q in target.queries.items():
-            keys = target.cache.keys[layer, :, : target.length]
+        for layer, q in prompted.queries.items():
+            keys = prompted.cache.keys[layer, :, : prompted.length]
             self.kept[layer, row] = self._choose(layer, q, keys, self.kept.shape[3])[0]
-        self.prompts[row] = target.length
+        self.prompts[row] = prompted.length
 
     def lists(self, lengths: Tensor) -> Tensor:
         """Kept prompt tokens and what was generated since: [layers, rows, kv_heads, entries] int64, -1 padded.
@@ -79,7 +87,8 @@ class PromptPolicy(Policy):
     def memory(
         self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> PromptLists:
-        return PromptLists(self, target, rows, capacity, device)
+        assert self.selection is not None
+        return PromptLists(self.choose, target, rows, capacity, self.selection.budget, device)
 
     def select(self, signals: Signals) -> Tensor:
         assert isinstance(signals.memory, PromptLists)
