@@ -33,7 +33,7 @@ def fidelity(
         list[str] | None,
         typer.Option(
             "--method",
-            help=f"Of oracle, oracle-by-head, {', '.join(SPARSE)}; repeat for several. Default: all.",
+            help=f"Of oracle, oracle-by-head, {', '.join(SPARSE)}; repeat. Default: all that CONFIG serves.",
         ),
     ] = None,
     budget: Budgets = None,
@@ -45,7 +45,7 @@ def fidelity(
     """Verify given texts with every policy and compare its predictions with full verification's."""
     from dustin_profile import progress
     from dustin_profile.check import open_models
-    from dustin_profile.evaluation.fidelity_stage import HEADER, cells, check_room, rows, run, sparse_methods
+    from dustin_profile.evaluation.fidelity_stage import HEADER, cells, check_room, rows, run
     from dustin_profile.provenance import device_kind
     from dustin_profile.rundir import locked
     from dustin_profile.settings import DataSettings
@@ -56,7 +56,7 @@ def fidelity(
     served = begin(config, models, quiet)
     if tokens >= context:
         raise UsageError(f"--tokens {tokens}: leaves no prompt of --context {context}")
-    wanted = cells(method or sparse_methods(), budget or [served.selection.budget], served)
+    wanted = cells(method or None, budget or [served.selection.budget], served)
     check_room(context, tokens, wanted)
     pair = open_models(served, models)
     settings = DataSettings(data=data, context=context, documents=documents, continuation=0)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import last_rows
-from dustin_runtime.attention.tap import QueryTap
+from dustin_runtime.attention.tap import MassTap, QueryTap
 from dustin_runtime.cache import KVCache
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import Policy
-from dustin_runtime.policies.base import Verification
+from dustin_runtime.policies.base import Prompted, Verification
 from dustin_runtime.prefill import CHUNK, chunk_for, prefill
 from dustin_runtime.signals import StepSignals
 from dustin_runtime.step import State, Stepper
@@ -38,7 +38,7 @@ class Fidelity(NamedTuple):
     read: float
     """Prefix tokens that a KV head read per step, mean over layers, heads and steps."""
     lists: list[list[Tensor | None]]
-    """By step and layer, [kv_heads or 1, k] int32 prefix positions that were read, -1 padded; None for all."""
+    """By step and layer, [heads, k] int32 prefix positions that were read (`Verification.kept`); None for all."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Prefilled:
     """A prompt in the caches of both models, for any number of policies, with what full verification makes of the text.
 
     Attributes:
-        queries: of the prompt's last tokens, by layer of the target.
+        prompted, drafted: the prompt as target and draft have processed it.
         full: [tokens, vocab] fp32 log-probabilities of full verification.
         text_queries: by layer, [1, tokens - 1, query_heads, head_size] of the text under full verification.
         text_keys: [layers, tokens - 1, kv_heads, head_size] likewise.
@@ -58,7 +58,8 @@ class Prefilled:
     draft_cache: KVCache
     prompt: Sequence[int]
     text: Sequence[int]
-    queries: dict[int, Tensor]
+    prompted: Prompted
+    drafted: Prompted
     full: Tensor
     text_queries: list[Tensor]
     text_keys: Tensor
@@ -90,9 +91,8 @@ class TextStepper(Stepper):
             assert state.draft_cache is not None
             ids = state.recent
             starts = [state.lengths - 1, *(state.lengths + turn for turn in range(1, self.depth))]
-            attend = self._draft_attention(state.draft_cache.ring)
             for turn, start in enumerate(starts):
-                tap = signals.tap(attend, last=turn == self.depth - 1)
+                tap = signals.tap(self._draft_attention(state, start), last=turn == self.depth - 1)
                 self.draft.forward(ids, start, state.draft_cache, tap, state.extent + turn + 1)
                 ids = self.text[:, turn : turn + 1]
         return self.text[:, : self.depth], None
@@ -105,7 +105,14 @@ class TextStepper(Stepper):
 
 @torch.inference_mode()
 def prepare(
-    target: Decoder, draft: Decoder, prompt: Sequence[int], text: Sequence[int], vocab: int, depth: int, window: int
+    target: Decoder,
+    draft: Decoder,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    vocab: int,
+    depth: int,
+    window: int,
+    mass: bool = False,
 ) -> Prefilled:
     """Prefill both models and verify the text in full.
 
@@ -113,6 +120,7 @@ def prepare(
         text: what follows the prompt.
         vocab: ids below it are compared.
         window: most last queries of the prompt that a policy asks for (`Policy.prompt_queries`).
+        mass: whether one asks what each position of the prompt received (`Policy.prompt_mass`).
 
     Raises:
         CapacityError: memory does not suffice.
@@ -120,9 +128,11 @@ def prepare(
     capacity = len(prompt) + len(text) + 2 * (depth + 1)
     target_cache, draft_cache = target.cache(1, capacity), draft.cache(1, capacity)
     chunk = chunk_for(target.device)
-    tap = QueryTap(dense_attention, range(target.shape.layers), last=max(window, 1))
+    summed = MassTap(dense_attention)
+    tap = QueryTap(summed if mass else dense_attention, range(target.shape.layers), last=max(window, 1))
     last = prefill(target, target_cache, prompt, attend=tap, chunk=chunk, tail=window)
-    prefill(draft, draft_cache, prompt, chunk=chunk)
+    draft_tap = QueryTap(dense_attention, range(draft.shape.layers), last=max(window, 1))
+    prefill(draft, draft_cache, prompt, attend=draft_tap, chunk=chunk, tail=window)
     rows = [target.logits(last)[None, :vocab].float().log_softmax(-1)]
     text_tap = QueryTap(dense_attention, range(target.shape.layers))
     queries: list[list[Tensor]] = [[] for _ in range(target.shape.layers)]
@@ -140,7 +150,8 @@ def prepare(
         draft_cache,
         prompt,
         text,
-        dict(tap.queries),
+        Prompted(len(prompt), target_cache, tap.queries, summed.received),
+        Prompted(len(prompt), draft_cache, draft_tap.queries),
         torch.cat(rows),
         [torch.cat(parts, dim=1) for parts in queries if parts],
         target_cache.keys[:, 0, len(prompt) : len(prompt) + len(text) - 1].clone(),
@@ -205,8 +216,8 @@ def recovered(ready: Prefilled, found: Sequence[Fidelity], depth: int) -> Tensor
             new = rows[..., len(ready.prompt) + begin :].sum(-1)
             for index, one in enumerate(found):
                 kept = one.lists[step][layer]
-                mass = rows.sum(-1) if kept is None else new + _mass(rows, kept)
-                shares[index, step] += float(mass.mean()) / layers
+                prefix = rows.sum(-1) - new if kept is None else _mass(rows, kept)
+                shares[index, step] += float(new.mean() + prefix.mean()) / layers
     return shares
 
 
@@ -217,7 +228,8 @@ def attention_rows(ready: Prefilled, layer: int, begin: int, depth: int) -> Tens
         begin: tokens of the text before the step's pending one.
 
     Returns:
-        [kv_heads, rows, keys] fp32: rows are the step's tokens by query head of the KV head; each sums to 1.
+        [kv_heads, rows, keys] fp32, a row for each query head of the KV head and each token of the step, tokens running
+        faster. Each sums to 1.
     """
     end = min(begin + depth + 1, len(ready.text) - 1)
     prompt = ready.target_cache.keys[layer, 0, : len(ready.prompt)]
@@ -226,7 +238,9 @@ def attention_rows(ready: Prefilled, layer: int, begin: int, depth: int) -> Tens
 
 
 def _mass(rows: Tensor, kept: Tensor) -> Tensor:
-    """[kv_heads, rows]: what lies on the positions of a list."""
+    """What of [kv_heads, rows, keys] lies on the positions of [heads, k] lists: [kv_heads or query_heads, rows]."""
+    if len(kept) > len(rows):  # lists by query head, whose rows lie one head after the other
+        rows = rows.reshape(len(kept), -1, rows.shape[2])
     index = kept.long().clamp(min=0)[:, None].expand(len(rows), rows.shape[1], -1)
     return (rows.gather(2, index) * (kept >= 0)[:, None]).sum(-1)
 
@@ -243,11 +257,11 @@ def _state(ready: Prefilled, stepper: Stepper) -> State:
     shape, device, length = ready.target.shape, ready.target.device, len(ready.prompt)
     small = stepper.state(1, stepper.depth + 2)  # the caches of this one are not used
     capacity = ready.target_cache.capacity
-    memory = stepper.policy.memory(shape, 1, capacity, ready.target.dtype, device)
+    memory = stepper.policy.memory(shape, stepper.depth, 1, capacity, ready.target.dtype, device)
     if memory:
         last = stepper.policy.prompt_queries
-        queries = {layer: q[:, -last:] for layer, q in ready.queries.items()} if last else {}
-        memory.admit(0, queries, ready.target_cache, length)
+        drafted = _with_last(ready.drafted, last) if stepper.draft else None
+        memory.admit(0, _with_last(ready.prompted, last), drafted)
     heads = stepper.history_heads
     return replace(
         small,
@@ -255,11 +269,17 @@ def _state(ready: Prefilled, stepper: Stepper) -> State:
         draft_cache=ready.draft_cache,
         lengths=torch.tensor([length], device=device),
         recent=torch.tensor([[ready.prompt[-1], ready.text[0]]], device=device),
-        history_query=heads.gather_last([ready.queries]) if heads else None,
+        history_query=heads.gather_last([ready.prompted.queries]) if heads else None,
         active=torch.ones(1, dtype=torch.bool, device=device),
         memory=memory,
         extent=length,
     )
+
+
+def _with_last(prompted: Prompted, tokens: int) -> Prompted:
+    """With the queries of so many last tokens."""
+    queries = {layer: q[:, -tokens:] for layer, q in prompted.queries.items()} if tokens else {}
+    return replace(prompted, queries=queries)
 
 
 def _loss(log_probabilities: Tensor, text: Sequence[int]) -> Tensor:

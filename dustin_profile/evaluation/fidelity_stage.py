@@ -41,13 +41,20 @@ class Cell:
         return f"{self.policy.name}-k{self.budget}"
 
 
-def cells(methods: Sequence[str], budgets: Sequence[int], config: DustinConfig) -> list[Cell]:
+def cells(methods: Sequence[str] | None, budgets: Sequence[int], config: DustinConfig) -> list[Cell]:
     """Every sparse method at every budget, in the order given. m keeps its share of another budget.
+
+    Args:
+        methods: None for all that the configuration can serve.
 
     Raises:
         UsageError: a method is unknown or reads everything, or a budget leaves no room.
     """
     found: list[Cell] = []
+    if methods is None:
+        methods = [name for name in sparse_methods() if name in ORACLES or not POLICIES[name].lacking(config.selection)]
+        if left_out := [name for name in sparse_methods() if name not in methods]:
+            say(f"left out, since the config does not say what they need: {', '.join(left_out)}")
     for name in dict.fromkeys(methods):
         if name not in sparse_methods():
             why = "verifies in full, which is what the others are compared with" if name in POLICIES else "unknown"
@@ -166,7 +173,8 @@ def _document(
 ) -> dict[str, Any]:
     ids, text = split(prompt, tokens)
     window = max((cell.policy.prompt_queries for cell in wanted), default=1)
-    ready = prepare(*models, ids, text, pair.shared_vocab, depth, window)
+    mass = any(cell.policy.prompt_mass for cell in wanted)
+    ready = prepare(*models, ids, text, pair.shared_vocab, depth, window, mass)
     entry: dict[str, Any] = {
         "id": prompt.id,
         "source": prompt.source,
@@ -288,11 +296,13 @@ def markdown(result: dict[str, Any]) -> str:
         *(f"| {' | '.join(row)} |" for row in rows(result)),
         "",
         "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
-        "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of the",
-        "prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest reads two",
-        "layers in full and whole pages, three at least; snapkv and streaming-prompt spend their budget on the prompt",
-        "and read all that follows; dustin is dustin-d where m fills a small budget. ARR: share of full verification's",
-        "attention, of all heads, that lies on what is read.",
+        "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of",
+        "the prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest and",
+        "specattn read two layers in full, Quest whole pages, three at least, and with a budget per query head a",
+        "KV head reads what any of its query heads does; snapkv, compresskv and streaming-prompt spend their",
+        "budget on the prompt and read all that follows; smallkv reads some values without their keys, which",
+        "counts half and not for ARR; dustin is dustin-d where m fills a small budget. ARR: share of full",
+        "verification's attention, of all heads, on what is read.",
     ]
     if (correlation := result["summary"][CORRELATION]) is not None:
         lines += ["", f"Rank correlation of ARR and KL over documents and policies: {correlation:+.3f}."]

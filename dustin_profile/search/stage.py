@@ -92,6 +92,7 @@ def run_search(
         m=study.m,
         history=LayerHeads(layer=found.target.layer, heads=tuple(heads["history"][found.target.layer])),
         lookahead=tuple(LayerHeads(layer=d, heads=tuple(heads["lookahead"][d])) for d in found.draft.layers),
+        retrieval_heads=tuple(tuple(heads["history"][layer]) for layer in range(pair.target_shape.layers)),
     )
     measured = evaluate(
         reported, target_layer=found.target.layer, draft_layers=found.draft.layers, m=study.m, budget=limits

@@ -70,6 +70,9 @@ class Selection(_Strict):
     m: int = Field(ge=0, description="how many of the budget the draft's lookahead chooses")
     history: LayerHeads = Field(description="target layer and heads asked about the last processed token")
     lookahead: tuple[LayerHeads, ...] = Field(description="draft layers and heads asked about the drafted tokens")
+    retrieval_heads: tuple[tuple[int, ...], ...] = Field(
+        default=(), description="the first retrieval heads of every target layer, which CompressKV asks"
+    )
 
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
@@ -132,6 +135,15 @@ class DustinConfig(_Strict):
                     raise ValueError(f"selection.{side}.heads of layer {entry.layer} repeat a head")
             if len({entry.layer for entry in chosen}) < len(chosen):
                 raise ValueError(f"selection.{side} repeats a layer")
+        target, heads = self.pair.target, self.selection.retrieval_heads
+        if heads and len(heads) != target.layers:
+            raise ValueError(f"selection.retrieval_heads has {len(heads)} layers, {target.id} has {target.layers}")
+        for layer, chosen_heads in enumerate(heads):
+            if not chosen_heads or not set(chosen_heads) <= set(range(target.query_heads)):
+                raise ValueError(
+                    f"selection.retrieval_heads {layer}: give some of {target.id}'s query heads"
+                    f" 0..{target.query_heads - 1}"
+                )
         return self
 
     @property

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from dustin_runtime import acceptance
 from dustin_runtime.attention.dense import dense_attention
-from dustin_runtime.attention.tap import QueryTap
+from dustin_runtime.attention.tap import MassTap, QueryTap
 from dustin_runtime.diagnosis import where_it_breaks
 from dustin_runtime.errors import NothingMeasuredError, UsageError
 from dustin_runtime.graph import StepGraph
 from dustin_runtime.kernels import usable
 from dustin_runtime.models.shape import ModelShape, check_context
+from dustin_runtime.policies.base import Prompted
 from dustin_runtime.prefill import chunk_for, prefill
 from dustin_runtime.statistics import Statistics
 from dustin_runtime.step import State, Stepper, StepResult
@@ -273,19 +274,18 @@ class _Run:
         heads = stepper.history_heads
         chunk, tail = chunk_for(stepper.target.device), stepper.policy.prompt_queries
         observed = range(stepper.target.shape.layers) if tail else heads.layers if heads else ()
-        tap = QueryTap(dense_attention, observed, last=max(tail, 1))
+        mass = MassTap(dense_attention) if stepper.policy.prompt_mass else None
+        tap = QueryTap(mass or dense_attention, observed, last=max(tail, 1))
         target_row = state.target_cache.row(row)
         hidden = prefill(stepper.target, target_row, prompt, attend=tap, chunk=chunk, tail=tail)
         logits = stepper.target.logits(hidden)
         self._require_finite(logits, index, "target")
-        if stepper.draft and state.draft_cache:
-            kept = state.draft_cache.row(row)
-            drafted = prefill(stepper.draft, state.draft_prefill or kept, prompt, chunk=chunk)
-            if state.draft_prefill:
-                kept.take(state.draft_prefill, len(prompt))
-            self._require_finite(drafted, index, "draft")
+        drafted = self._admit_to_draft(state, row, index) if stepper.draft else None
         if state.memory:
-            state.memory.admit(row, tap.queries, target_row, len(prompt))
+            received = mass.received if mass else {}
+            state.memory.admit(row, Prompted(len(prompt), target_row, tap.queries, received), drafted)
+        if state.draft_lists and drafted:
+            state.draft_lists.take(row, drafted)
         state.sampling.write(row, draw.temperature, draw.top_p, draw.seed)
         first = self._first(state, row, logits[: stepper.shared_vocab], len(prompt))
         state.lengths[row] = len(prompt)
@@ -297,6 +297,19 @@ class _Run:
         if not self.engine.graph:  # the plain attention is shown no more of the cache than it needs
             state.extent = max(self._longest(), len(prompt))
         return first
+
+    def _admit_to_draft(self, state: State, row: int, index: int) -> Prompted:
+        """The same for the draft."""
+        draft, prompt, tail = self.stepper.draft, self.sequences[index].prompt, self.stepper.policy.prompt_queries
+        assert draft is not None and state.draft_cache is not None
+        kept = state.draft_cache.row(row)
+        whole = state.draft_prefill or kept
+        tap = QueryTap(dense_attention, range(draft.shape.layers) if tail else (), last=max(tail, 1))
+        hidden = prefill(draft, whole, prompt, attend=tap, chunk=chunk_for(draft.device), tail=tail)
+        if state.draft_prefill:
+            kept.take(state.draft_prefill, len(prompt))
+        self._require_finite(hidden, index, "draft")
+        return Prompted(len(prompt), whole, tap.queries)
 
     def _first(self, state: State, row: int, logits: Tensor, position: int) -> int:
         if not self.stepper.sampled:

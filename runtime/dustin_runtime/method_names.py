@@ -5,9 +5,17 @@ A test holds them equal to `policies.POLICIES`.
 
 from __future__ import annotations
 
-FULL = ("vanilla", "sd", "magicdec")
+PARTIAL_DRAFT = ("magicdec", "triforce")
+"""Draft over a part of the draft's cache."""
+FULL = ("vanilla", "sd", *PARTIAL_DRAFT)
 """Verify with the whole cache."""
-LISTS = ("dustin", "dustin-t", "dustin-d", "streaming", "streaming-prompt", "snapkv", "snapkv-8", "specattn-all")
+LISTS = (
+    *("dustin", "dustin-t", "dustin-d"),
+    *("streaming", "streaming-prompt", "snapkv", "snapkv-8", "compresskv", "h2o", "specattn", "specattn-all"),
+)
 """Verify over lists chosen before the target runs."""
-SPARSE = (*LISTS, "quest")
+QUEST = ("quest", "quest-query-head")
+BY_LAYER = (*QUEST, "smallkv")
+"""Choose in each layer, while the target runs."""
+SPARSE = (*LISTS, *BY_LAYER)
 METHODS = (*FULL, *SPARSE)

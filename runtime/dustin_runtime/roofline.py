@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.method_names import METHODS, SPARSE
+from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import all_heads
@@ -29,6 +29,8 @@ class Cost(NamedTuple):
         return 1e3 * max(self.bytes / device.bytes_per_s, self.flops / device.flops_per_s)
 
 
+ALL_HEADS = ("specattn", "specattn-all", "smallkv")
+"""Methods that ask every head of the draft."""
 NOTHING = Cost(0, 0.0)
 
 
@@ -76,7 +78,8 @@ def step_costs(
     """The floor of one step.
 
     Args:
-        method: its name. `magicdec` drafts over `draft_budget` tokens; of the sparse ones only Dustin scores.
+        method: its name. `magicdec` and `triforce` draft over `draft_budget` tokens; of the sparse ones Dustin scores,
+            and what asks `ALL_HEADS`.
         draft: None for vanilla.
         lengths: tokens in every row's cache before the step (its prefix).
         depth: draft tokens per step; vanilla has none.
@@ -91,8 +94,8 @@ def step_costs(
         raise ValueError(f"method {method!r} is unknown (known: {', '.join(METHODS)})")
     if method in SPARSE and selection is None:
         raise ValueError(f"{method} needs a selection")
-    if method == "magicdec" and draft_budget is None:
-        raise ValueError("magicdec needs a draft budget")
+    if method in PARTIAL_DRAFT and draft_budget is None:
+        raise ValueError(f"{method} needs a draft budget")
     rows = len(lengths)
     if method == "vanilla":
         draft, depth = None, 0
@@ -101,9 +104,10 @@ def step_costs(
 
     tokens = depth + 1
     kept = [min(n, selection.budget) for n in lengths] if method in SPARSE and selection else lengths
-    if method == "quest":  # two layers read everything, the others two bounds per page: as much as a token
+    if method in (*QUEST, "specattn"):  # two layers read everything
         dense = DENSE_LAYERS / target.layers
-        kept = [round(dense * n + (1 - dense) * (k + n / PAGE)) for n, k in zip(lengths, kept, strict=True)]
+        bounds = 1 / PAGE if method in QUEST else 0.0  # Quest reads two bounds per page, as much as a token
+        kept = [round(dense * n + (1 - dense) * (k + n * bounds)) for n, k in zip(lengths, kept, strict=True)]
     target_linears = linears_cost(target, rows * tokens, rows * tokens, element_bytes)
     verify = attention_cost(target, [n + tokens for n in kept], tokens, element_bytes)
     logits = logits_bytes(target, rows * tokens, element_bytes)
@@ -120,10 +124,10 @@ def step_costs(
         draft_attention = _sum(draft_attention, attention_cost(draft, [n + fed for n in before], fed, element_bytes))
         logits += logits_bytes(draft, rows, element_bytes)
     scores = NOTHING
-    if selection is not None and method in ("dustin", "dustin-t", "dustin-d", "specattn-all"):
+    if selection is not None and method in ("dustin", "dustin-t", "dustin-d", *ALL_HEADS):
         free = selection.budget - selection.sink - selection.window
         m = {"dustin": selection.m, "dustin-t": 0}.get(method, free)
-        asked = all_heads(draft) if method == "specattn-all" else selection.lookahead
+        asked = all_heads(draft) if method in ALL_HEADS else selection.lookahead
         if m < free:
             scores = _sum(scores, history_cost(target, selection.history, lengths, element_bytes))
         if m > 0:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dustin_runtime.attention.scoring import rows_at
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.models.decoder import Attention
 
@@ -53,7 +54,8 @@ class StepSignals:
     def tap(self, attend: Attention, last: bool) -> QueryTap:
         """An attention for a pass of the draft that saves the queries which are scored; `last` of the step."""
         heads = self.stepper.lookahead_heads
-        begin = self._begin_lookahead if last and self._beside is not None else None
+        summed = not self.stepper.policy.lookahead_by_layer
+        begin = self._begin_lookahead if last and summed and self._beside is not None else None
         tap = QueryTap(attend, heads.layers if heads else (), begin)
         self._passes.append(tap.queries)
         return tap
@@ -72,6 +74,15 @@ class StepSignals:
         heads = self.stepper.lookahead_heads
         assert heads is not None
         return heads.scores(heads.gather_last(self._passes), *self._draft_keys())
+
+    def lookahead_rows(self) -> Iterator[Tensor]:
+        keys, position, columns = self._draft_keys()
+        layers = list(self.stepper.lookahead_layers)
+        apart = len(keys) == len(layers)  # or the keys are those of all layers
+        for index, layer in enumerate(layers):
+            q = torch.cat([queries[layer][:, -1:] for queries in self._passes], dim=1)
+            held = keys[index if apart else layer][:, : columns + q.shape[1]]
+            yield rows_at(q, held, position)[..., :columns].flatten(1, 2)
 
     def _history_scores(self, share: float | None = None) -> Tensor:
         heads, query = self.stepper.history_heads, self.state.history_query

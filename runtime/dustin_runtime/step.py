@@ -15,15 +15,16 @@ from dustin_runtime import acceptance
 from dustin_runtime.acceptance import Sampling
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import ScoredHeads
+from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.attention.window import WindowAttention
-from dustin_runtime.cache import KVCache, Ring, window_ring
+from dustin_runtime.cache import KVCache, window_ring
 from dustin_runtime.config import Selection
 from dustin_runtime.kernels import usable
 from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.policies import Policy
-from dustin_runtime.policies.base import Memory, Verification
+from dustin_runtime.policies.base import DraftLists, Memory, Verification
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.signals import StepSignals
 
@@ -41,6 +42,7 @@ class State:
         history_query: [rows, 1, heads, head_size] queries of the history heads at n - 1, saved by the pass before.
         active: [rows] bool; a row that is not stays as it is.
         memory: what the policy keeps between steps; None for most.
+        draft_lists: what the draft reads of its cache, where a policy chooses that; or None.
         forced: [rows, capacity] bool, at which positions drafts are accepted whatever the models say; or None.
         sampling: how each row draws its tokens.
         extent: bound on max(lengths): how much of the cache the plain attention is shown. Kernels read lengths on the
@@ -56,6 +58,7 @@ class State:
     active: Tensor
     sampling: Sampling
     memory: Memory | None
+    draft_lists: DraftLists | None
     forced: Tensor | None
     extent: int
 
@@ -97,7 +100,8 @@ class Stepper:
         selection: layers and heads to score; None for a method that does not score.
         depth: draft tokens per step; 0 for a method that does not draft.
         shared_vocab: only ids below it are proposed or compared.
-        draft_budget: tokens of its cache that the draft reads, the first and the last; None for all.
+        draft_budget: tokens of its cache that the draft reads, the first and the last or what the policy chooses;
+            None for all.
         sampled: whether rows may have a temperature; otherwise all are greedy, which is cheaper.
         nucleus: whether rows may have a top-p below 1.
         forced_rate: accept drafts at this rate whatever the models say, for timing only.
@@ -162,7 +166,10 @@ class Stepper:
             else None,
             active=torch.zeros(rows, dtype=torch.bool, device=device),
             sampling=Sampling.allocate(rows, device),
-            memory=self.policy.memory(shape, rows, capacity, self.target.dtype, device),
+            memory=self.policy.memory(shape, self.depth, rows, capacity, self.target.dtype, device),
+            draft_lists=self.policy.draft_lists(self.draft.shape, rows, capacity, self.draft_budget, device)
+            if self.draft and self.draft_budget
+            else None,
             forced=None
             if self.forced_rate is None
             else acceptance.forced_passes(rows, capacity, self.forced_rate, device),
@@ -170,9 +177,10 @@ class Stepper:
         )  # fmt: skip
 
     def _draft_caches(self, rows: int, capacity: int) -> tuple[KVCache | None, KVCache | None]:
-        if self.draft is None or self.draft_budget is None:
+        kept = self.policy.draft_keeps(self.draft_budget)
+        if self.draft is None or kept is None:
             return self.draft.cache(rows, capacity) if self.draft else None, None
-        ring = window_ring(self.draft_budget, self.depth, STREAMING_SINK)
+        ring = window_ring(kept, self.depth, STREAMING_SINK)
         scored = self.lookahead_heads.layers if self.lookahead_heads else []
         return self.draft.windowed_cache(rows, capacity, ring, scored), self.draft.cache(1, capacity)
 
@@ -212,19 +220,23 @@ class Stepper:
         ids = state.recent
         # Computed here, since between two kernels of ours any other operation would keep the second waiting.
         starts = [state.lengths - 1, *(state.lengths + turn for turn in range(1, self.depth + 1))]
-        attend = self._draft_attention(state.draft_cache.ring)
+        attends = [self._draft_attention(state, start) for start in starts[: self.depth]]
         for turn in range(self.depth):
-            tap = signals.tap(attend, last=turn == self.depth - 1)
+            tap = signals.tap(attends[turn], last=turn == self.depth - 1)
             hidden = self.draft.forward(ids, starts[turn], state.draft_cache, tap, state.extent + turn + 1)
             logits = self.draft.logits(hidden[:, -1:])
             ids = self._propose(state, logits, starts[turn + 1], turn, distributions)
             drafts.append(ids)
         return torch.cat(drafts, dim=1), torch.cat(distributions, dim=1) if distributions else None
 
-    def _draft_attention(self, ring: Ring) -> Attention:
+    def _draft_attention(self, state: State, start: Tensor) -> Attention:
+        """Of a pass whose tokens begin at `start`."""
+        assert state.draft_cache is not None
+        if state.draft_lists:
+            return SparseAttention(state.draft_lists.lists(start))
         if self.draft_budget is None:
             return dense_attention
-        return WindowAttention(self.draft_budget, STREAMING_SINK, ring)
+        return WindowAttention(self.draft_budget, STREAMING_SINK, state.draft_cache.ring)
 
     def _propose(
         self, state: State, logits: Tensor, position: Tensor, turn: int, distributions: list[Tensor]

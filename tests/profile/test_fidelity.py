@@ -37,11 +37,12 @@ def selection(budget: int) -> Selection:
         m=(budget - 6) // 2,
         history=LayerHeads(layer=2, heads=(1, 5)),
         lookahead=(LayerHeads(layer=1, heads=(0, 4)), LayerHeads(layer=0, heads=(2,))),
+        retrieval_heads=((0, 3), (5, 1), (2, 3), (1, 2)),
     )
 
 
 def of(target: Decoder, name: str, budget: int, text: list[int] = TEXT, depth: int = DEPTH) -> Fidelity:
-    ready = prepare(target, target.first_layers(3), PROMPT, text, VOCAB, depth, window=32)
+    ready = prepare(target, target.first_layers(3), PROMPT, text, VOCAB, depth, window=128, mass=True)
     return measure(ready, make_policy(name, selection(budget)), depth, VOCAB)
 
 
@@ -66,7 +67,7 @@ def test_loss_is_that_of_one_full_pass(target: Decoder) -> None:
 
 @pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.needs_selection])
 def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name: str) -> None:
-    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32)
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=128, mass=True)
     alone = measure(ready, make_policy(name, selection(16)), DEPTH, VOCAB)
     for other in ("dustin", "streaming", "quest", "snapkv", "vanilla"):
         measure(ready, make_policy(other, selection(30)), DEPTH, VOCAB)
@@ -77,13 +78,13 @@ def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name
     assert float(alone.kl.max()) > 1e-6
 
 
-@pytest.mark.parametrize("name", ["dustin", "dustin-t", "snapkv-8", "quest", "streaming"])
+@pytest.mark.parametrize("name", ["dustin", "dustin-t", "snapkv-8", "h2o", "specattn", "quest", "smallkv", "streaming"])
 def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) -> None:
     """On a policy's own text, with its target as its draft so that all is accepted, its choices are the text."""
     policy = make_policy(name, selection(24))
     stepper = Stepper(target, target, policy, policy.selection, DEPTH, VOCAB, forced_rate=1.0)
     (generation,), _ = Engine(stepper).generate([PROMPT], 20)
-    ready = prepare(target, target, PROMPT, generation.tokens, VOCAB, DEPTH, window=32)
+    ready = prepare(target, target, PROMPT, generation.tokens, VOCAB, DEPTH, window=128, mass=True)
     seen = []
     original = Stepper._accept
 
@@ -112,11 +113,11 @@ def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) ->
 
 
 def test_recovery_is_the_share_of_the_full_attention_matrix(target: Decoder) -> None:
-    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32)
-    names = ["sd", "dustin", "streaming", "snapkv-8", "quest"]
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=128, mass=True)
+    names = ["sd", "dustin", "streaming", "snapkv-8", "quest", "quest-query-head"]
     found = [measure(ready, make_policy(name, selection(20)), DEPTH, VOCAB) for name in names]
     shares = recovered(ready, found, DEPTH)
-    assert shares.shape == (5, -(-(len(TEXT) - 1) // (DEPTH + 1)))
+    assert shares.shape == (6, -(-(len(TEXT) - 1) // (DEPTH + 1)))
     rows: dict[int, torch.Tensor] = {}
 
     def keep(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
@@ -135,7 +136,7 @@ def test_recovery_is_the_share_of_the_full_attention_matrix(target: Decoder) -> 
                 lists = one.lists[step][layer]
                 for head in range(6):
                     seen = torch.arange(len(PROMPT + TEXT)) >= begin
-                    kept = None if lists is None else lists[head // 3 if len(lists) > 1 else 0]
+                    kept = None if lists is None else lists[head * len(lists) // 6]
                     chosen = range(begin) if kept is None else [p for p in kept.tolist() if p >= 0]
                     seen[list(chosen)] = True
                     total.append(float(rows[layer][head, begin:end][:, seen].sum(-1).mean()))
@@ -152,7 +153,7 @@ def test_short_texts(target: Decoder, tokens: int) -> None:
 
 
 def test_no_list_recovers_more_than_the_oracle_of_its_kind(target: Decoder) -> None:
-    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=32)
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=128, mass=True)
     chosen = selection(16)
     one_list = ["dustin", "dustin-t", "dustin-d", "streaming"]
     policies = [ORACLES[name](chosen).bound(ready, DEPTH) for name in ORACLES]

@@ -265,7 +265,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        ("--method dustn", USAGE, "--method dustn: unknown (known: vanilla, sd, magicdec, dustin, "),
+        ("--method dustn", USAGE, "--method dustn: unknown (known: vanilla, sd, magicdec, triforce, dustin, "),
         ("--draft-cache window", USAGE, "--draft-cache window: give full or sink+window"),
         ("--force-acceptance 0.9", USAGE, "--force-acceptance 0.9: a step of 4 drafts emits 1 to 5 tokens; give"),
         ("--force-acceptance 5.1", USAGE, "--force-acceptance 5.1: a step of 4 drafts emits 1 to 5 tokens; give"),

@@ -51,6 +51,7 @@ CONFIG = DustinConfig(
         m=120,
         history=LayerHeads(layer=19, heads=(3, 11, 0, 7)),
         lookahead=(LayerHeads(layer=15, heads=(13, 1)), LayerHeads(layer=2, heads=(0, 5, 6, 4))),
+        retrieval_heads=((7, 9),) * TARGET.layers,
     ),
     rope=RopeScaling(type="yarn", factor=2.0, original_context=32768),
     evidence={"split": "held_out", "arr": {"oracle": {"mean": 0.9, "low": None}}},
@@ -259,6 +260,16 @@ def test_names_do_not_matter_but_the_tokenizer_does() -> None:
 
 
 def test_an_invalid_config_cannot_be_built_either() -> None:
+    for heads, fault in (
+        (((7, 9),), r"retrieval_heads has 1 layers, org/target has \d+"),
+        (
+            ((7, 9),) * (TARGET.layers - 1) + ((12,),),
+            r"retrieval_heads \d+: give some of org/target's query heads 0\.\.11",
+        ),
+    ):
+        wrong = CONFIG.selection.model_copy(update={"retrieval_heads": heads})
+        with pytest.raises(ValidationError, match=fault):
+            DustinConfig.model_validate(CONFIG.model_dump() | {"selection": wrong.model_dump()})
     with pytest.raises(ValidationError, match="m: 493 is out of range"):
         Selection.model_validate(CONFIG.selection.model_dump() | {"m": 493})
     with pytest.raises(ValidationError):

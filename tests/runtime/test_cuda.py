@@ -37,6 +37,7 @@ SELECTION = Selection(
     m=12,
     history=LayerHeads(layer=2, heads=(1, 5)),
     lookahead=(LayerHeads(layer=1, heads=(0, 3)), LayerHeads(layer=2, heads=(2,))),
+    retrieval_heads=((0, 3), (5, 1), (2, 3), (1, 2)),
 )
 
 

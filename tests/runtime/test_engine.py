@@ -45,6 +45,7 @@ def selection(budget: int, m: int, sink: int = 2, window: int = 4) -> Selection:
         m=m,
         history=LayerHeads(layer=2, heads=(1, 5)),
         lookahead=(LayerHeads(layer=1, heads=(0, 4)), LayerHeads(layer=0, heads=(2,))),
+        retrieval_heads=((0, 3), (5, 1), (2, 3), (1, 2)),
     )
 
 
@@ -202,14 +203,14 @@ def queue(target: Decoder, method: str, rows: int, **stepper_options) -> tuple:
     return prompts, Engine(stepper, STOP, rows=rows)
 
 
-@pytest.mark.parametrize("method", ["vanilla", "dustin", "magicdec"])
+@pytest.mark.parametrize("method", ["vanilla", "dustin", "magicdec", "triforce"])
 def test_a_queue_gives_every_prompt_the_text_it_has_alone(target: Decoder, method: str) -> None:
-    prompts, engine = queue(target, method, rows=3, draft_budget=12 if method == "magicdec" else None)
+    prompts, engine = queue(target, method, rows=3, draft_budget=16 if POLICIES[method].partial_draft else None)
     together, statistics = engine.generate(prompts, 20)
     state = engine._state
     again, _ = engine.generate(prompts[:9], 20)
     assert engine._state is state  # buffers are kept
-    _, alone = queue(target, method, 1, draft_budget=12 if method == "magicdec" else None)
+    _, alone = queue(target, method, 1, draft_budget=16 if POLICIES[method].partial_draft else None)
     for prompt, generation in zip(prompts, together, strict=True):
         (single,), _ = alone.generate([prompt], 20)
         assert single.tokens == generation.tokens
@@ -222,26 +223,30 @@ def test_a_queue_gives_every_prompt_the_text_it_has_alone(target: Decoder, metho
     assert sum(g.read for g in together) == pytest.approx(statistics.read)
 
 
-def test_a_windowed_draft_changes_drafts_and_not_the_text(target: Decoder) -> None:
+@pytest.mark.parametrize("method", ["magicdec", "triforce"])
+def test_a_partial_draft_changes_drafts_and_not_the_text(target: Decoder, method: str) -> None:
     vanilla, _ = run(target, "vanilla")
-    policy = make_policy("magicdec", None)
-    stepper = Stepper(target, target.first_layers(3), policy, None, 3, 37, draft_budget=6)
+    policy = make_policy(method, None)
+    stepper = Stepper(target, target.first_layers(3), policy, None, 3, 37, draft_budget=8)
     windowed, statistics = Engine(stepper).generate(PROMPTS, 30)
     assert [g.tokens for g in windowed] == [g.tokens for g in vanilla]
     _, full = run(target, "sd")
     assert statistics.tau != full.tau
 
 
+@pytest.mark.parametrize("method", ["dustin", "specattn"])
 @pytest.mark.parametrize("budget", [6, 13, 300])
-def test_a_windowed_draft_cache_keeps_all_that_is_read(target: Decoder, budget: int) -> None:
+def test_a_windowed_draft_cache_keeps_all_that_is_read(target: Decoder, budget: int, method: str) -> None:
     """The same text, drafts and scores as from a draft that keeps everything and reads the same tokens."""
     found = []
     for keeps_all in (False, True):
-        policy = make_policy("dustin", selection(budget=16, m=5))
-        stepper = Stepper(target, target.first_layers(3), policy, policy.selection, 3, 37, draft_budget=budget)
+        policy = make_policy(method, selection(budget=16, m=5))
+        draft = target.first_layers(3)
+        stepper = Stepper(target, draft, policy, policy.selection, 3, 37, draft_budget=budget)
         if keeps_all:
             stepper._draft_caches = lambda rows, capacity: (target.first_layers(3).cache(rows, capacity), None)
-            stepper.lookahead_heads = ScoredHeads(policy.selection.lookahead, SHAPE.query_heads, SHAPE.group, "cpu")
+            heads = policy.lookahead_heads(draft.shape)
+            stepper.lookahead_heads = ScoredHeads(heads, SHAPE.query_heads, SHAPE.group, "cpu")
         engine = Engine(stepper, rows=2)
         generations, statistics = engine.generate(PROMPTS, 60)
         found.append(([g.tokens for g in generations], statistics.accepted_at))

@@ -39,6 +39,7 @@ SELECTION = Selection(
     m=30,
     history=LayerHeads(layer=1, heads=(0, 3, 4)),
     lookahead=(LayerHeads(layer=1, heads=(2, 0)), LayerHeads(layer=0, heads=(1, 4))),
+    retrieval_heads=((0, 3), (4, 1), (2, 3), (1, 2)),
 )
 METHODS = list(POLICIES)
 
@@ -59,7 +60,7 @@ def engine(
     target: Decoder, method: str, graph: bool, rows: int = 8, selection: Selection = SELECTION, **options: object
 ) -> Engine:
     policy = make_policy(method, selection if POLICIES[method].needs_selection else None)
-    window = 48 if method == "magicdec" else None
+    window = 48 if POLICIES[method].partial_draft else None
     stepper = Stepper(
         target, target.first_layers(2), policy, policy.selection, 3, VOCAB, draft_budget=window, **options
     )  # type: ignore[arg-type]

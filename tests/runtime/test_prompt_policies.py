@@ -14,12 +14,15 @@ from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.cache import KVCache
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Engine
+from dustin_runtime.errors import ConfigError
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.policies import POLICIES, make_policy
+from dustin_runtime.policies.base import Prompted
+from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.prompt_lists import PromptLists
-from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, choose_pages, page_scores
+from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, QuestAttention
 from dustin_runtime.policies.snapkv import choose_tokens, window_mass
 from dustin_runtime.prefill import prefill
 from dustin_runtime.signals import StepSignals
@@ -99,9 +102,9 @@ def test_prompts_are_compressed_once_and_what_follows_is_kept(target: Decoder, l
     prefill(target, cache, ids, attend=tap, chunk=32, tail=8)
     whole = QueryTap(dense_attention, range(4))
     prefill(target, target.cache(1, 600), ids, attend=whole, chunk=1024)
-    memory = policy.memory(SHAPE, 2, 600, torch.float64, torch.device("cpu"))
+    memory = policy.memory(SHAPE, 3, 2, 600, torch.float64, torch.device("cpu"))
     assert isinstance(memory, PromptLists)
-    memory.admit(1, tap.queries, cache, length)
+    memory.admit(1, Prompted(length, cache, tap.queries), None)
     lengths = torch.tensor([1, length + 5])
     lists = memory.lists(lengths)
     for layer in range(4):
@@ -115,37 +118,86 @@ def test_prompts_are_compressed_once_and_what_follows_is_kept(target: Decoder, l
 
 def test_the_first_and_the_last_eight_of_a_prompt(target: Decoder) -> None:
     policy = make_policy("streaming-prompt", selection(20))
-    memory = policy.memory(SHAPE, 1, 100, torch.float64, torch.device("cpu"))
+    memory = policy.memory(SHAPE, 3, 1, 100, torch.float64, torch.device("cpu"))
     assert isinstance(memory, PromptLists)
     queries = {layer: random(1, 1, 6, 8) for layer in range(4)}
-    memory.admit(0, queries, target.cache(1, 100), 60)
+    memory.admit(0, Prompted(60, target.cache(1, 100), queries), None)
     assert kept(memory.lists(torch.tensor([62]))[3, 0, 1]) == [*range(12), *range(52, 62)]
+
+
+# --- CompressKV
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+@pytest.mark.parametrize(("length", "heads", "budget"), [(60, (0, 4), 20), (9, (5,), 9), (5, (1, 2, 3), 40)])
+def test_compresskv_keeps_what_its_rule_says(
+    length: int, heads: tuple[int, ...], budget: int, steps: int | None
+) -> None:
+    window = min(8, length)
+    q, k = random(1, window, 6, SIZE, steps=steps), random(1, length, KV_HEADS, SIZE, seed=1, steps=steps)
+    policy = make_policy("compresskv", selection(budget).model_copy(update={"retrieval_heads": ((0,), heads)}))
+    assert isinstance(policy, CompressKV)
+    mass = torch.zeros(length - window)
+    for head in heads:
+        for place in range(window):
+            seen = length - window + place + 1
+            row = (q[0, place, head] @ k[0, :seen, head // GROUP].T / math.sqrt(SIZE)).softmax(-1)
+            mass += row[: length - window] / len(heads)
+    pooled = [float(mass[max(at - 2, 0) : at + 3].sum()) / 5 for at in range(len(mass))]
+    order = sorted(range(len(pooled)), key=lambda at: (-round(pooled[at], 5), at))
+    want = sorted({*order[: max(budget - window, 0)], *range(length - window, length)})
+    found = policy.choose(1, q, k, budget)[0]
+    assert found.shape == (KV_HEADS, budget)
+    assert [kept(found[kv_head]) for kv_head in range(KV_HEADS)] == [want] * KV_HEADS
+
+
+def test_a_config_without_heads_of_every_layer_is_refused_by_compresskv() -> None:
+    bare = selection(20).model_copy(update={"retrieval_heads": ()})
+    with pytest.raises(ConfigError, match=r"--method compresskv needs selection\.retrieval_heads"):
+        make_policy("compresskv", bare)
 
 
 # --- Quest
 
 
 @pytest.mark.parametrize(("lengths", "budget"), [([130, 17], 64), ([1, 160], 16), ([48, 49], 48), ([33, 500], 1000)])
-def test_quest_reads_the_pages_of_the_highest_bounds(lengths: list[int], budget: int) -> None:
+@pytest.mark.parametrize("by_query_head", [False, True])
+def test_quest_reads_the_pages_of_the_highest_bounds(lengths: list[int], budget: int, by_query_head: bool) -> None:
     capacity = 512
     q, k = random(2, 3, KV_HEADS * GROUP, SIZE, steps=1), random(2, capacity, KV_HEADS, SIZE, seed=1, steps=1)
     bounds = filled(k, lengths)
     start = torch.tensor(lengths)
-    found = choose_pages(page_scores(q, *bounds.refresh(DENSE_LAYERS, k, start, 3)), start, budget)
+    attend = QuestAttention(bounds, budget, by_query_head)
+    for layer in range(DENSE_LAYERS + 1):
+        out = attend(layer, q, k, k, start)
+    found = attend.kept(DENSE_LAYERS)
+    assert found is not None
+    group = 1 if by_query_head else GROUP  # query heads that read the same pages
+    read = [0.0, 0.0]
     for row, length in enumerate(lengths):
         pages = -(-length // PAGE)
-        for kv_head in range(KV_HEADS):
+        for list_of in range(KV_HEADS * GROUP // group):
+            kv_head = list_of * group // GROUP
             scores = []
             for page in range(pages):
                 keys = k[row, page * PAGE : min((page + 1) * PAGE, length), kv_head]
                 low, high = keys.amin(0), keys.amax(0)
-                queries = q[row, :, kv_head * GROUP : (kv_head + 1) * GROUP].flatten(0, 1)
+                queries = q[row, :, list_of * group : (list_of + 1) * group].flatten(0, 1)
                 scores.append(max(float(torch.maximum(x * low, x * high).sum()) for x in queries))
             scores[-1] = math.inf  # the current page is always read
             count = max(budget // PAGE, 3)
             best = sorted(range(pages), key=lambda page: (-scores[page], page))[:count]
             want = [p for page in sorted(best) for p in range(page * PAGE, min((page + 1) * PAGE, length))]
-            assert kept(found[row, kv_head]) == want
+            assert kept(found[row, list_of]) == want
+            for head in range(list_of * group, (list_of + 1) * group):
+                for token in range(3):
+                    seen = want + list(range(length, length + token + 1))
+                    shares = (k[row, seen, kv_head] @ q[row, token, head] / math.sqrt(SIZE)).softmax(-1)
+                    torch.testing.assert_close(out[row, token, head], shares @ k[row, seen, kv_head])
+        for heads in found[row].view(KV_HEADS, -1).tolist():
+            read[row] += len(set(heads) - {-1}) / KV_HEADS
+    dense = torch.tensor(lengths) * DENSE_LAYERS
+    torch.testing.assert_close(attend.tokens_read(start), (dense + torch.tensor(read)) / (DENSE_LAYERS + 1))
 
 
 def test_bounds_follow_a_growing_cache() -> None:
@@ -169,7 +221,8 @@ def filled(k: Tensor, lengths: list[int]) -> PageBounds:
     bounds = PageBounds(shape, len(lengths), k.shape[1], k.dtype, torch.device("cpu"))
     stacked = k.expand(DENSE_LAYERS + 1, -1, -1, -1, -1)
     for row, length in enumerate(lengths):
-        bounds.admit(row, {}, KVCache(stacked[:, row : row + 1], stacked[:, row : row + 1]), length)
+        cache = KVCache(stacked[:, row : row + 1], stacked[:, row : row + 1])
+        bounds.admit(row, Prompted(length, cache), None)
     return bounds
 
 
@@ -218,9 +271,21 @@ def selection(budget: int) -> Selection:
         m=(budget - 6) // 2,
         history=LayerHeads(layer=2, heads=(1, 5)),
         lookahead=(LayerHeads(layer=1, heads=(0, 4)),),
+        retrieval_heads=((0, 3), (5, 1), (2, 3), (1, 2)),
     )
 
 
+COMPARED = [
+    "snapkv",
+    "snapkv-8",
+    "compresskv",
+    "streaming-prompt",
+    "h2o",
+    "specattn",
+    "quest",
+    "quest-query-head",
+    "smallkv",
+]
 PROMPTS = [[1, 5, 9, 30, 2], list(range(36)), [7], [3, 3, 8] * 30, [4] * 129]
 
 
@@ -231,12 +296,12 @@ def generate(target: Decoder, method: str, budget: int, rows: int | None = None)
     return [generation.tokens for generation in generations], statistics.kept
 
 
-@pytest.mark.parametrize("method", ["snapkv", "snapkv-8", "streaming-prompt", "quest"])
+@pytest.mark.parametrize("method", COMPARED)
 def test_a_budget_that_covers_everything_is_full_verification(target: Decoder, method: str) -> None:
     assert generate(target, method, 256)[0] == generate(target, "vanilla", 256)[0]
 
 
-@pytest.mark.parametrize("method", ["snapkv", "snapkv-8", "streaming-prompt", "quest"])
+@pytest.mark.parametrize("method", COMPARED)
 def test_rows_do_not_disturb_each_other(target: Decoder, method: str) -> None:
     """Through one row one after the other, through two with replacements, and all at once."""
     found = [generate(target, method, 48, rows) for rows in (1, 2, None)]
@@ -256,4 +321,4 @@ def test_the_names_in_help_texts_are_the_methods() -> None:
     assert list(method_names.METHODS) == list(POLICIES)
     assert [name for name, policy in POLICIES.items() if policy.needs_selection] == list(method_names.SPARSE)
     by_layer = [name for name, policy in POLICIES.items() if policy.chooses_by_layer]
-    assert [*method_names.LISTS, *by_layer] == list(method_names.SPARSE)
+    assert by_layer == list(method_names.BY_LAYER)

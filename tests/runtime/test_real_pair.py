@@ -53,12 +53,12 @@ def generate(
     selection = load_config(CONFIG).selection
     selection = selection.model_copy(update={"budget": budget, "m": selection.m * budget // selection.budget})
     policy = make_policy(method, selection)
-    window = 256 if policy.windowed_draft else None
+    window = 256 if policy.partial_draft else None
     stepper = Stepper(*models, policy, policy.selection, 4, pair.shared_vocab, draft_budget=window)
     return [g.tokens for g in Engine(stepper, graph=graph).generate(prompts, NEW)[0]]
 
 
-@pytest.mark.parametrize(("method", "budget"), [("sd", 256), ("magicdec", 256), ("dustin", 8192)])
+@pytest.mark.parametrize(("method", "budget"), [("sd", 256), ("magicdec", 256), ("triforce", 256), ("dustin", 8192)])
 def test_full_verification_is_vanilla(
     models: tuple[Decoder, Decoder], pair: Pair, prompts: list[list[int]], method: str, budget: int
 ) -> None:

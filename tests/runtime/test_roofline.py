@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.method_names import METHODS, SPARSE
+from dustin_runtime.method_names import METHODS, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
 from dustin_runtime.pricing import DEVICES, Device
@@ -70,17 +70,19 @@ def test_a_windowed_draft_reads_its_budget_and_the_new_tokens() -> None:
 @pytest.mark.parametrize("method", SPARSE)
 def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) -> None:
     found = costs(method)
-    if method == "quest":  # both layers of this target are dense
+    if method in (*QUEST, "specattn"):  # both layers of this target are dense
         assert found.verify_attention == costs("sd").verify_attention
         deep = TARGET.model_copy(update={"layers": 6})
         paged = step_costs(method, deep, DRAFT, [640], depth=DEPTH, selection=SELECTION).verify_attention
-        assert paged.bytes == (round((2 * 640 + 4 * (12 + 640 / 16)) / 6) + 4) * 6 * 2 * 2 * 4 * 2
+        bounds = 640 / 16 if method in QUEST else 0
+        assert paged.bytes == (round((2 * 640 + 4 * (12 + bounds)) / 6) + 4) * 6 * 2 * 2 * 4 * 2
         return
     assert found.verify_attention.bytes == ((12 + 4) + (7 + 4)) * 2 * 2 * 2 * 4 * 2
     history = (20 + 7) * 2 * 4 * 2  # two KV heads of 4, keys alone, one layer
     lookahead = (20 + 3 + 7 + 3) * 1 * 4 * 2
     everything = lookahead * DRAFT.layers * DRAFT.kv_heads
-    wanted = {"dustin": history + lookahead, "dustin-t": history, "dustin-d": lookahead, "specattn-all": everything}
+    wanted = {"dustin": history + lookahead, "dustin-t": history, "dustin-d": lookahead}
+    wanted |= dict.fromkeys(("specattn-all", "smallkv"), everything)
     assert found.scores.bytes == wanted.get(method, 0)
 
 

@@ -14,6 +14,9 @@ from torch import Tensor
 from dustin_runtime.config import LayerHeads
 from dustin_runtime.kernels import processors, usable
 
+MASS_QUERIES = 64
+"""Queries of all heads whose rows over a long prompt exist at once."""
+
 
 class ScoredHeads:
     """The query heads of one model that are asked which positions they attend to.
@@ -154,14 +157,41 @@ def last_rows(q: Tensor, k: Tensor) -> Tensor:
     Returns:
         [batch, kv_heads, group, tokens, keys] fp32.
     """
+    batch, tokens = q.shape[:2]
+    last = torch.arange(k.shape[1] - tokens, k.shape[1], device=k.device)
+    return rows_at(q, k, last.expand(batch, -1))
+
+
+def rows_at(q: Tensor, k: Tensor, position: Tensor) -> Tensor:
+    """The same of tokens that stand anywhere.
+
+    Args:
+        position: [batch, tokens] int64. A token's row covers the positions [0, position].
+    """
     batch, tokens, _, head_size = q.shape
     keys, kv_heads = k.shape[1:3]
     packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 3, 1, 4)
     scores = packed @ k.float().permute(0, 2, 3, 1).unsqueeze(2) * head_size**-0.5
-    place = torch.arange(keys, device=k.device) - (keys - tokens)
-    hidden = place > torch.arange(tokens, device=k.device).unsqueeze(1)
+    hidden = torch.arange(keys, device=k.device) > position[:, None, None, :, None]
     rows: Tensor = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return rows
+
+
+def received_mass(q: Tensor, k: Tensor) -> Tensor:
+    """Attention that a sequence's last tokens pay to every position; shapes as in `last_rows`.
+
+    Returns:
+        [batch, kv_heads, group, keys] fp32: softmax rows, summed over the tokens.
+    """
+    batch, tokens, query_heads = q.shape[:3]
+    keys, kv_heads = k.shape[1:3]
+    size = (batch, kv_heads, query_heads // kv_heads, keys)
+    total = torch.zeros(size, dtype=torch.float32, device=k.device)
+    for begin in range(0, tokens, MASS_QUERIES):
+        end = min(begin + MASS_QUERIES, tokens)
+        seen = keys - tokens + end
+        total[..., :seen] += last_rows(q[:, begin:end], k[:, :seen]).sum(dim=3)
+    return total
 
 
 def attention_scores(q: Tensor, k: Tensor, heads: Sequence[int], group: int, position: Tensor) -> Tensor:

@@ -59,17 +59,57 @@ def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tenso
     batch, tokens, query_heads, head_size = q.shape
     kv_heads = k.shape[2]
     group = query_heads // kv_heads
-    order = torch.arange(tokens, device=q.device)
-    new = (start.unsqueeze(1) + order).unsqueeze(1).expand(-1, kept.shape[1], -1)
-    positions = torch.cat((kept, new), dim=2).expand(-1, kv_heads, -1)  # [batch, kv_heads, k + tokens]
-    index = ring.slots(positions).clamp(min=0).unsqueeze(3).expand(-1, -1, -1, head_size)
+    positions, visible = _listed(kept, start, tokens)
+    index = ring.slots(positions).clamp(min=0).unsqueeze(3).expand(-1, kv_heads, -1, head_size)
     gathered_k, gathered_v = (x.transpose(1, 2).gather(2, index) for x in (k, v))
-    prefix_visible = (kept >= 0).unsqueeze(2).expand(-1, -1, tokens, -1)
-    new_visible = (order <= order.unsqueeze(1)).expand(batch, kept.shape[1], -1, -1)
-    visible = torch.cat((prefix_visible, new_visible), dim=3)  # [batch, kv_heads or 1, tokens, k + tokens]
     packed = q.view(batch, tokens, kv_heads, group, head_size).permute(0, 2, 3, 1, 4)
     out = F.scaled_dot_product_attention(
         packed.reshape(batch, kv_heads, -1, head_size), gathered_k, gathered_v, attn_mask=visible.repeat(1, 1, group, 1)
     )
     out = out.view(batch, kv_heads, group, tokens, head_size)
     return out.permute(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+def sparse_by_query_head(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor) -> Tensor:
+    """The same with a list for every query head; a key is read by each that lists it.
+
+    Args:
+        kept: [batch, query_heads, k].
+    """
+    group = q.shape[2] // k.shape[2]
+    out = torch.empty_like(q)
+    for member in range(group):  # one query head of every KV head at a time
+        heads = slice(member, None, group)
+        attend = SparseAttention(kept[:, heads].contiguous().unsqueeze(0))
+        out[:, :, heads] = attend(0, q[:, :, heads].contiguous(), k, v, start)
+    return out
+
+
+def sparse_rows(q: Tensor, k: Tensor, start: Tensor, kept: Tensor) -> Tensor:
+    """Softmax rows of the attention that `sparse_reference` computes; shapes as there, of a cache that keeps all.
+
+    Returns:
+        [batch, kv_heads, group, tokens, k + tokens] fp32: over the list, then over the new tokens.
+    """
+    batch, tokens, _, head_size = q.shape
+    kv_heads = k.shape[2]
+    positions, visible = _listed(kept, start, tokens)
+    index = positions.clamp(min=0).unsqueeze(3).expand(-1, kv_heads, -1, head_size)
+    keys = k.transpose(1, 2).gather(2, index).float()
+    packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 3, 1, 4)
+    scores = packed @ keys.transpose(2, 3).unsqueeze(2) * head_size**-0.5
+    rows: Tensor = scores.masked_fill(~visible.unsqueeze(2), float("-inf")).softmax(dim=-1)
+    return rows
+
+
+def _listed(kept: Tensor, start: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """What a list and the new tokens are together.
+
+    Returns:
+        positions: [batch, kv_heads or 1, k + tokens]; visible: [batch, kv_heads or 1, tokens, k + tokens] bool.
+    """
+    order = torch.arange(tokens, device=kept.device)
+    new = (start.unsqueeze(1) + order).unsqueeze(1).expand(-1, kept.shape[1], -1)
+    prefix_visible = (kept >= 0).unsqueeze(2).expand(-1, -1, tokens, -1)
+    new_visible = (order <= order.unsqueeze(1)).expand(*kept.shape[:2], -1, -1)
+    return torch.cat((kept, new), dim=2), torch.cat((prefix_visible, new_visible), dim=3)

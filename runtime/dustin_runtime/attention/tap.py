@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
+from dustin_runtime.attention.scoring import received_mass
 from dustin_runtime.models.decoder import Attention
 
 
@@ -40,4 +41,24 @@ class QueryTap:
             self.queries[layer] = q if self.last is None else q[:, -self.last :].clone()
             if self.saved:
                 self.saved(layer)
+        return self.inner(layer, q, k, v, start)
+
+
+class MassTap:
+    """An attention that also adds up what every position of a prompt receives, over the passes that process it.
+
+    Attributes:
+        received: by layer, [batch, kv_heads, keys] fp32: `scoring.received_mass`, summed over a KV head's query heads.
+    """
+
+    def __init__(self, inner: Attention) -> None:
+        self.inner = inner
+        self.received: dict[int, Tensor] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        mass = received_mass(q, k).sum(dim=2)
+        if layer in self.received:
+            before = self.received[layer]
+            mass[..., : before.shape[2]] += before
+        self.received[layer] = mass
         return self.inner(layer, q, k, v, start)

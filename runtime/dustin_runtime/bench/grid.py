@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.acceptance import rate_for
-from dustin_runtime.attention.sparse import SparseAttention
+from dustin_runtime.attention.dense import FullAttention
 from dustin_runtime.bench.document import roofline_device
 from dustin_runtime.bench.timing import measure_ms
+from dustin_runtime.cache import KVCache
 from dustin_runtime.config import Selection
 from dustin_runtime.engine import Draw, Engine, capacity_beyond, to_host
 from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Decoder
-from dustin_runtime.policies import POLICIES, make_policy
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies import POLICIES, Policy, make_policy
+from dustin_runtime.policies.base import Prompted
 from dustin_runtime.roofline import StepCosts, step_costs
 from dustin_runtime.signals import StepSignals
 from dustin_runtime.step import State, Stepper
@@ -153,16 +156,29 @@ def fill(stepper: Stepper, state: State, context: int) -> None:
                 cache.scored.normal_()
     if state.history_query is not None:
         state.history_query.normal_()
-    if state.memory:
-        shape, keys = stepper.target.shape, state.target_cache.keys
-        size = (1, stepper.policy.prompt_queries, shape.query_heads, shape.head_size)
-        for row in range(state.rows):
-            prompt = {layer: torch.randn(size, device=keys.device, dtype=keys.dtype) for layer in range(shape.layers)}
-            state.memory.admit(row, prompt, state.target_cache.row(row), context)
+    for row in range(state.rows):
+        drafted = None
+        if stepper.draft and state.draft_cache:
+            cache = state.draft_prefill or state.draft_cache.row(row)
+            drafted = _noise(stepper.draft.shape, stepper.policy, cache, context)
+        if state.memory:
+            target = _noise(stepper.target.shape, stepper.policy, state.target_cache.row(row), context)
+            state.memory.admit(row, target, drafted)
+        if state.draft_lists and drafted:
+            state.draft_lists.take(row, drafted)
     state.sampling.seed.copy_(torch.arange(state.rows))
     state.recent.random_(0, 1000)
     state.lengths.fill_(context)
     state.active.fill_(True)
+
+
+def _noise(shape: ModelShape, policy: Policy, cache: KVCache, context: int) -> Prompted:
+    """A prompt in a cache of noise."""
+    keys = cache.keys
+    size = (1, policy.prompt_queries, shape.query_heads, shape.head_size)
+    queries = {layer: torch.randn(size, device=keys.device, dtype=keys.dtype) for layer in range(shape.layers)}
+    mass = {layer: torch.rand(1, shape.kv_heads, context, device=keys.device) for layer in range(shape.layers)}
+    return Prompted(context, cache, queries, mass)
 
 
 def _timed(engine: Engine, state: State, steps: int, depth: int) -> dict[str, Any]:
@@ -197,11 +213,14 @@ def _timed(engine: Engine, state: State, steps: int, depth: int) -> dict[str, An
 class _Fixed:
     """Scores that are there already (implements `policies.Signals`)."""
 
-    def __init__(self, state: State, history: Tensor | None, lookahead: Tensor | None) -> None:
+    def __init__(
+        self, state: State, history: Tensor | None, lookahead: Tensor | None, lookahead_rows: list[Tensor]
+    ) -> None:
         self.lengths = state.lengths
         self.memory = state.memory
         self._history = history
         self._lookahead = lookahead
+        self._lookahead_rows = lookahead_rows
 
     def history(self) -> Tensor:
         assert self._history is not None
@@ -210,6 +229,9 @@ class _Fixed:
     def lookahead(self) -> Tensor:
         assert self._lookahead is not None
         return self._lookahead
+
+    def lookahead_rows(self) -> list[Tensor]:
+        return self._lookahead_rows
 
 
 def _components(stepper: Stepper, state: State, repeats: int) -> dict[str, float]:
@@ -225,19 +247,23 @@ def _components(stepper: Stepper, state: State, repeats: int) -> dict[str, float
         stepper.draft_tokens(state, signals)
         timed("draft", lambda: stepper.draft_tokens(state, StepSignals(stepper, state)))
     history = signals.history() if policy.uses_history else None
-    lookahead = signals.lookahead() if policy.uses_lookahead else None
+    by_layer = policy.uses_lookahead and policy.lookahead_by_layer
+    lookahead = signals.lookahead() if policy.uses_lookahead and not by_layer else None
+    lookahead_rows = list(signals.lookahead_rows()) if by_layer else []
 
     def scores() -> None:
         if policy.uses_history:
             signals.history()
-        if policy.uses_lookahead:
+        if by_layer:
+            list(signals.lookahead_rows())
+        elif policy.uses_lookahead:
             signals.lookahead()
 
     if policy.uses_history or policy.uses_lookahead:
         timed("scores", scores)
-    fixed = _Fixed(state, history, lookahead)
+    fixed = _Fixed(state, history, lookahead, lookahead_rows)
     chosen = None if policy.chooses_by_layer else policy.verification(fixed)
-    if isinstance(chosen, SparseAttention):
+    if chosen and not isinstance(chosen, FullAttention):
         timed("selection", lambda: policy.verification(fixed))
     shape, cache, tokens = stepper.target.shape, state.target_cache, stepper.depth + 1
     q = torch.randn(state.rows, tokens, shape.query_heads, shape.head_size, dtype=stepper.target.dtype, device=device)

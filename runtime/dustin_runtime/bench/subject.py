@@ -103,6 +103,7 @@ def spread(target: ModelShape, draft: ModelShape, budget: int) -> Selection:
         m=(budget - SINK - WINDOW) // 3,
         history=spread_heads(target, target.layers // 2),
         lookahead=tuple(spread_heads(draft, layer) for layer in layers),
+        retrieval_heads=tuple(spread_heads(target, layer).heads for layer in range(target.layers)),
     )
 
 

@@ -148,7 +148,7 @@ def _cases(methods: list[str], batches: list[int], contexts: list[int], draft_ca
             for name in sorted(methods, key=lambda name: name != "vanilla"):
                 sparse = POLICIES[name].needs_selection
                 for cache in draft_caches if sparse else ["full"]:
-                    yield Case(name, rows, tokens, cache == "sink+window" or POLICIES[name].windowed_draft)
+                    yield Case(name, rows, tokens, cache == "sink+window" or POLICIES[name].partial_draft)
 
 
 def _subject(
@@ -190,6 +190,7 @@ def _check(
     from dustin_runtime.memory_plan import plan, require
     from dustin_runtime.models.shape import check_context
     from dustin_runtime.policies import make_policy
+    from dustin_runtime.policies.quest import Quest
 
     for case in cases:
         capacity = case.context + new_tokens(steps, depth)
@@ -207,7 +208,7 @@ def _check(
                 selection=policy.scored(subject.draft) if scores else None,
                 element_bytes=element_bytes,
                 draft_stores=subject.draft_stores,
-                draft_budget=draft_budget if case.windowed else None,
-                page_bounds=case.method == "quest",
+                draft_budget=policy.draft_keeps(draft_budget) if case.windowed else None,
+                page_bounds=isinstance(policy, Quest),
             )
             require(need, torch.cuda.mem_get_info(device)[0])

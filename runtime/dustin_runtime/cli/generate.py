@@ -57,7 +57,8 @@ def generate(
         int | None,
         typer.Option(
             min=8,
-            help="The draft reads this many first and last tokens of its cache. Default: all; 512 for magicdec.",
+            help="The draft reads this many first and last tokens of its cache (triforce: retrieved ones). "
+            "Default: all; 512 for magicdec and triforce.",
             rich_help_panel="Method",
         ),
     ] = None,
@@ -122,7 +123,8 @@ def generate(
     if kind != "cpu":
         deepest = depth or gamma if drafted else 0
         longest = max(map(len, ids)) + capacity_beyond(max_new_tokens, deepest)
-        windows = [draft_window(policy, draft_budget, served) or longest for policy in policies if policy.drafts]
+        drafting = [policy for policy in policies if policy.drafts]
+        windows = [policy.draft_keeps(draft_window(policy, draft_budget, served)) or longest for policy in drafting]
         narrow = max(windows, default=longest)
         _require_memory(
             opened,
@@ -191,6 +193,7 @@ def _require_memory(
     import torch
 
     from dustin_runtime.memory_plan import plan, require
+    from dustin_runtime.policies.quest import Quest
 
     need = plan(
         opened.target_shape,
@@ -207,7 +210,7 @@ def _require_memory(
         sampled=temperature > 0,
         draft_stores=opened.draft_stores,
         draft_budget=draft_budget,
-        page_bounds=any(policy.name == "quest" for policy in policies),
+        page_bounds=any(isinstance(policy, Quest) for policy in policies),
     )
     require(need, torch.cuda.mem_get_info(device)[0])
 

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from dustin_runtime.config import DustinConfig, Selection
-from dustin_runtime.errors import UsageError
+from dustin_runtime.errors import ConfigError, UsageError
 from dustin_runtime.policies.base import Policy, Signals
+from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
-from dustin_runtime.policies.quest import Quest
+from dustin_runtime.policies.h2o import H2O
+from dustin_runtime.policies.quest import Quest, QuestQueryHead
+from dustin_runtime.policies.smallkv import SmallKV
 from dustin_runtime.policies.snapkv import SnapKV, SnapKV8
-from dustin_runtime.policies.specattn import SpecAttnAll
+from dustin_runtime.policies.specattn import SpecAttn, SpecAttnAll
 from dustin_runtime.policies.streaming import StreamingLLM, StreamingPrompt
+from dustin_runtime.policies.triforce import TriForce
 
 _ALL: tuple[type[Policy], ...] = (
-    *(Vanilla, SpeculativeDecoding, MagicDec),
+    *(Vanilla, SpeculativeDecoding, MagicDec, TriForce),
     *(Dustin, DustinT, DustinD),
-    *(StreamingLLM, StreamingPrompt, SnapKV, SnapKV8, SpecAttnAll, Quest),
+    *(
+        StreamingLLM,
+        StreamingPrompt,
+        SnapKV,
+        SnapKV8,
+        CompressKV,
+        H2O,
+        SpecAttn,
+        SpecAttnAll,
+        Quest,
+        QuestQueryHead,
+        SmallKV,
+    ),
 )
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
@@ -28,22 +44,27 @@ def make_policy(name: str, selection: Selection | None, option: str = "--method"
 
     Raises:
         UsageError: the name is unknown, or the method needs a configuration and none is given.
+        ConfigError: the configuration does not say what the method needs.
     """
     if name not in POLICIES:
         raise UsageError(f"{option} {name}: unknown (known: {', '.join(POLICIES)})")
     policy = POLICIES[name]
     if policy.needs_selection and selection is None:
         raise UsageError(f"{option} {name} needs --config: emit one with dustin-profile search")
+    if selection and (field := policy.lacking(selection)):
+        raise ConfigError(
+            f"{option} {name} needs selection.{field}, which the config lacks: emit it anew with dustin-profile search"
+        )
     return policy(selection if policy.needs_selection else None)
 
 
 def draft_window(policy: Policy, asked: int | None, served: DustinConfig | None) -> int | None:
-    """First and last tokens that the draft reads with this method; None for all.
+    """Tokens of its cache that the draft reads with this method; None for all.
 
     Args:
         asked: what the user wants instead of the method's or the configuration's own.
     """
-    if asked or policy.windowed_draft:
+    if asked or policy.partial_draft:
         return asked or 512
     return served.draft_budget if served and policy.needs_selection else None
 

@@ -8,8 +8,8 @@ step, is its `Memory`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
@@ -32,22 +32,48 @@ class Verification(Protocol):
         ...
 
     def kept(self, layer: int) -> Tensor | None:
-        """[batch, kv_heads or 1, k] int64 prefix positions that the layer read, -1 padded; None for all."""
+        """[batch, heads, k] int64 prefix positions that the layer read, -1 padded; None for all.
+
+        heads: 1 if all read the same, or the layer's KV heads, or its query heads.
+        """
         ...
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A prompt as one model has processed it.
+
+    Attributes:
+        length: tokens of the prompt.
+        cache: the model's, of one row, with the prompt in it.
+        queries: by layer, [1, tokens, query_heads, head_size]: of the prompt's last `Policy.prompt_queries` tokens.
+        received: by layer of the target, [1, kv_heads, length] fp32, if `Policy.prompt_mass`: the attention that all
+            queries of the prompt pay to each position, summed over the query heads of a KV head.
+    """
+
+    length: int
+    cache: KVCache
+    queries: Mapping[int, Tensor] = field(default_factory=dict)
+    received: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class Memory(Protocol):
     """What a policy keeps between steps, in buffers that keep their place: a CUDA graph holds their addresses."""
 
-    def admit(self, row: int, queries: Mapping[int, Tensor], cache: KVCache, length: int) -> None:
-        """Begin a sequence.
+    def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
+        """Begin a sequence in a row of the batch; `draft` is None for a method that does not draft."""
+        ...
 
-        Args:
-            row: of the batch.
-            queries: by layer, [1, tokens, query_heads, head_size]: of the prompt's last `Policy.prompt_queries` tokens.
-            cache: the target's, of this row, with the prompt in it.
-            length: tokens of the prompt.
-        """
+
+class DraftLists(Protocol):
+    """What the draft reads, in buffers that keep their place, as `Memory`'s."""
+
+    def take(self, row: int, prompted: Prompted) -> None:
+        """Begin a sequence in a row of the batch."""
+        ...
+
+    def lists(self, lengths: Tensor) -> Tensor:
+        """[draft layers, rows, kv_heads, k] int64 ascending prefix positions, -1 padded, for prefixes of `lengths`."""
         ...
 
 
@@ -72,6 +98,10 @@ class Signals(Protocol):
         """[batch, positions] fp32 attention of the draft's heads, summed over the drafted tokens."""
         ...
 
+    def lookahead_rows(self) -> Iterable[Tensor]:
+        """By draft layer, [batch, query_heads, depth, positions] fp32 attention of every drafted token."""
+        ...
+
 
 @dataclass(frozen=True)
 class Policy(ABC):
@@ -81,12 +111,22 @@ class Policy(ABC):
     name: ClassVar[str]
     drafts: ClassVar[bool] = True
     needs_selection: ClassVar[bool] = False
-    windowed_draft: ClassVar[bool] = False
-    """Whether the draft reads only the first and last tokens of its cache, whatever a configuration says."""
+    partial_draft: ClassVar[bool] = False
+    """Whether the draft reads only a part of its cache, whatever a configuration says: the first and last tokens, or
+    `draft_lists`."""
     chooses_by_layer: ClassVar[bool] = False
     """Whether it chooses while the target runs: `verification` is its own, and `select` is not called."""
+    lookahead_by_layer: ClassVar[bool] = False
+    """Whether it asks for `Signals.lookahead_rows`, and not for `Signals.lookahead`."""
     prompt_queries: ClassVar[int] = 0
     """Queries of a prompt's end, of all layers, that `Memory.admit` is given."""
+    prompt_mass: ClassVar[bool] = False
+    """Whether `Memory.admit` is given what each position of a prompt received: as much work as its attention is."""
+
+    @classmethod
+    def lacking(cls, selection: Selection) -> str | None:
+        """Name of a field that the method needs and this selection leaves empty; None if it can serve."""
+        return None
 
     def lookahead_heads(self, draft: ModelShape) -> tuple[LayerHeads, ...]:
         """Heads of the draft whose attention is the lookahead score."""
@@ -100,9 +140,19 @@ class Policy(ABC):
         return self.selection.model_copy(update={"lookahead": self.lookahead_heads(draft)})
 
     def memory(
-        self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> Memory | None:
-        """Buffers for `rows` sequences of up to `capacity` positions; None if nothing is kept."""
+        """Buffers for `rows` sequences of up to `capacity` positions and `depth` drafts a step; None for none."""
+        return None
+
+    def draft_keeps(self, budget: int | None) -> int | None:
+        """First and last tokens that the draft's cache keeps if it reads `budget`; None for all."""
+        return budget
+
+    def draft_lists(
+        self, draft: ModelShape, rows: int, capacity: int, budget: int, device: torch.device
+    ) -> DraftLists | None:
+        """What the draft reads of a cache that keeps all; None if not lists."""
         return None
 
     def verification(self, signals: Signals) -> Verification:
@@ -125,5 +175,5 @@ class Policy(ABC):
 
     @property
     def uses_lookahead(self) -> bool:
-        """Whether `select` asks for lookahead scores."""
+        """Whether `select` asks for lookahead scores, summed or by layer."""
         return False

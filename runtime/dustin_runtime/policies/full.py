@@ -34,4 +34,4 @@ class MagicDec(SpeculativeDecoding):
     """A draft that reads only its first and last tokens, verified with the full cache (arXiv 2408.11049)."""
 
     name: ClassVar[str] = "magicdec"
-    windowed_draft: ClassVar[bool] = True
+    partial_draft: ClassVar[bool] = True

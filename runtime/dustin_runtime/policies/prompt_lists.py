@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dustin_runtime.cache import KVCache
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.policies.base import Policy, Signals
+from dustin_runtime.policies.base import Policy, Prompted, Signals
 from dustin_runtime.selection import ascending
 
+Choose = Callable[[int, Tensor, Tensor, int], Tensor]
 MOST_GENERATED = 1024
 """Generated tokens that are read, the last ones; as published all are."""
 
 
 class PromptLists:
-    """Kept prompt tokens; implements `policies.base.Memory`.
+    """Kept prompt tokens of one model; implements `policies.base.Memory`.
+
+    Args:
+        choose: see `PromptPolicy.choose`.
 
     Attributes:
         kept: [layers, rows, kv_heads, budget] int64 ascending, -1 padded.
@@ -28,20 +31,24 @@ class PromptLists:
     """
 
     def __init__(
-        self, policy: PromptPolicy, target: ModelShape, rows: int, capacity: int, device: torch.device
+        self, choose: Choose, model: ModelShape, rows: int, capacity: int, budget: int, device: torch.device
     ) -> None:
-        assert policy.selection is not None
-        size = (target.layers, rows, target.kv_heads, policy.selection.budget)
-        self._choose = policy.choose
+        size = (model.layers, rows, model.kv_heads, budget)
+        self._choose = choose
         self.kept = torch.full(size, -1, dtype=torch.int64, device=device)
         self.prompts = torch.ones(rows, dtype=torch.int64, device=device)
         self._generated = torch.arange(min(capacity, MOST_GENERATED), device=device)
 
-    def admit(self, row: int, queries: Mapping[int, Tensor], cache: KVCache, length: int) -> None:
+    def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
+        """Choose in the target's prompt."""
+        self.take(row, target)
+
+    def take(self, row: int, prompted: Prompted) -> None:
         """Choose, layer by layer."""
-        for layer, q in queries.items():
-            self.kept[layer, row] = self._choose(q, cache.keys[layer, :, :length], self.kept.shape[3])[0]
-        self.prompts[row] = length
+        for layer, q in prompted.queries.items():
+            keys = prompted.cache.keys[layer, :, : prompted.length]
+            self.kept[layer, row] = self._choose(layer, q, keys, self.kept.shape[3])[0]
+        self.prompts[row] = prompted.length
 
     def lists(self, lengths: Tensor) -> Tensor:
         """Kept prompt tokens and what was generated since: [layers, rows, kv_heads, entries] int64, -1 padded.
@@ -66,7 +73,7 @@ class PromptPolicy(Policy):
     needs_selection: ClassVar[bool] = True
 
     @abstractmethod
-    def choose(self, q: Tensor, k: Tensor, budget: int) -> Tensor:
+    def choose(self, layer: int, q: Tensor, k: Tensor, budget: int) -> Tensor:
         """Choose prompt tokens in one layer.
 
         Args:
@@ -78,9 +85,10 @@ class PromptPolicy(Policy):
         """
 
     def memory(
-        self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> PromptLists:
-        return PromptLists(self, target, rows, capacity, device)
+        assert self.selection is not None
+        return PromptLists(self.choose, target, rows, capacity, self.selection.budget, device)
 
     def select(self, signals: Signals) -> Tensor:
         assert isinstance(signals.memory, PromptLists)

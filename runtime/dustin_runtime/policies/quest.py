@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
-from dustin_runtime.attention.sparse import SparseAttention
-from dustin_runtime.cache import KVCache
+from dustin_runtime.attention.sparse import SparseAttention, sparse_by_query_head
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.policies.base import Policy, Signals, Verification
+from dustin_runtime.policies.base import Policy, Prompted, Signals, Verification
 
 PAGE = 16
 """Tokens of a page."""
@@ -36,11 +34,12 @@ class PageBounds:
         size = (layers, rows, -(-capacity // PAGE), target.kv_heads, target.head_size)
         self.lowest, self.highest = torch.zeros(2, *size, dtype=dtype, device=device)
 
-    def admit(self, row: int, queries: Mapping[int, Tensor], cache: KVCache, length: int) -> None:
+    def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
         """Compute all pages of a prompt."""
+        length = target.length
         pages = -(-length // PAGE)
         for index in range(len(self.lowest)):
-            keys = cache.keys[index + DENSE_LAYERS, 0, :length]  # [length, kv_heads, head_size]
+            keys = target.cache.keys[index + DENSE_LAYERS, 0, :length]  # [length, kv_heads, head_size]
             # The last page repeats its last key, which changes neither bound.
             padding = keys[-1:].expand(pages * PAGE - length, -1, -1)
             paged = torch.cat((keys, padding)).unflatten(0, (pages, PAGE))
@@ -72,31 +71,31 @@ class PageBounds:
 
 
 def page_scores(q: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-    """The largest score that any key of a page could have, for the best of the queries of a KV head.
+    """The largest score that any key of a page could have, for the best of a query head's queries.
 
     Args:
         q: [batch, tokens, query_heads, head_size]; lowest, highest: [batch, pages, kv_heads, head_size].
 
     Returns:
-        [batch, kv_heads, pages] fp32.
+        [batch, query_heads, pages] fp32.
     """
     batch, tokens, _, head_size = q.shape
     kv_heads = lowest.shape[2]
     packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 1, 3, 4).flatten(2, 3)
     low, high = (x.float().permute(0, 2, 3, 1) for x in (lowest, highest))  # [batch, kv_heads, head_size, pages]
     bound = packed.clamp(min=0) @ high + packed.clamp(max=0) @ low
-    return bound.amax(dim=2)
+    return bound.view(batch, kv_heads, tokens, -1, bound.shape[3]).amax(dim=2).flatten(1, 2)
 
 
 def choose_pages(scores: Tensor, lengths: Tensor, budget: int) -> Tensor:
     """The last page, and those of the highest scores, the first of equals, as positions.
 
     Args:
-        scores: [batch, kv_heads, pages]; lengths: [batch] int64 tokens of each prefix.
+        scores: [batch, heads, pages]; lengths: [batch] int64 tokens of each prefix.
         budget: tokens; `LEAST_PAGES` pages are read whatever it says.
 
     Returns:
-        [batch, kv_heads, budget in whole pages] int64 ascending, -1 padded.
+        [batch, heads, budget in whole pages] int64 ascending, -1 padded.
     """
     count = min(max(budget // PAGE, LEAST_PAGES), scores.shape[2])
     page = torch.arange(scores.shape[2], device=scores.device)
@@ -110,56 +109,85 @@ def choose_pages(scores: Tensor, lengths: Tensor, budget: int) -> Tensor:
 
 
 class QuestAttention:
-    """Verification that chooses pages in each layer; implements `policies.Verification`."""
+    """Verification that chooses pages in each layer; implements `policies.Verification`.
 
-    def __init__(self, bounds: PageBounds, budget: int) -> None:
+    Args:
+        by_query_head: whether each query head reads pages of its own, rather than all of a KV head the same.
+    """
+
+    def __init__(self, bounds: PageBounds, budget: int, by_query_head: bool) -> None:
         self.bounds = bounds
         self.budget = budget
+        self.by_query_head = by_query_head
+        self._read: list[Tensor | None] = []
         self._lists: list[Tensor | None] = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
         if layer < DENSE_LAYERS:
             self._lists.append(None)
+            self._read.append(None)
             return dense_attention(layer, q, k, v, start)
         scores = page_scores(q, *self.bounds.refresh(layer, k, start, q.shape[1]))
+        if not self.by_query_head:
+            scores = scores.unflatten(1, (k.shape[2], -1)).amax(dim=2)
         kept = choose_pages(scores, start, self.budget)
         self._lists.append(kept)
+        self._read.append(distinct(kept.unflatten(1, (k.shape[2], -1)).flatten(2)).float().mean(dim=1))
+        if self.by_query_head:
+            return sparse_by_query_head(q, k, v, start, kept)
         return SparseAttention(kept.unsqueeze(0))(0, q, k, v, start)
 
     def tokens_read(self, lengths: Tensor) -> Tensor:
-        """[batch] fp32, mean over layers and KV heads; the bounds, one token's worth per page, are not counted."""
-        found = [lengths.float() if kept is None else _read(kept) for kept in self._lists]
-        return torch.stack(found).mean(dim=0)
+        """[batch] fp32, mean over layers and KV heads, of which each reads what any of its query heads does.
+
+        The bounds, one token's worth per page, are not counted.
+        """
+        return torch.stack([lengths.float() if read is None else read for read in self._read]).mean(dim=0)
 
     def kept(self, layer: int) -> Tensor | None:
-        """[batch, kv_heads, k]."""
+        """[batch, kv_heads or query_heads, k]."""
         return self._lists[layer]
 
 
-def _read(kept: Tensor) -> Tensor:
-    return (kept >= 0).sum(dim=2).float().mean(dim=1)
+def distinct(positions: Tensor) -> Tensor:
+    """How many different positions each list [..., n] has; -1 is none."""
+    ordered = positions.sort(dim=-1).values
+    first = torch.nn.functional.pad(ordered[..., 1:] != ordered[..., :-1], (1, 0), value=True)
+    return (first & (ordered >= 0)).sum(dim=-1)
 
 
 @dataclass(frozen=True)
 class Quest(Policy):
     """Draft, then verify over the pages of 16 tokens whose bounds promise most to any new query of a KV head.
 
-    As published a page is chosen per query head, for one query; here per KV head, for the best of the step's queries,
-    so that each key is read once. The first two layers read everything.
+    As published a page is chosen per query head (`QuestQueryHead`), for one query; here per KV head, for the best of
+    the step's queries, so that each key is read once. The first two layers read everything.
     """
 
     name: ClassVar[str] = "quest"
+    by_query_head: ClassVar[bool] = False
     chooses_by_layer: ClassVar[bool] = True
     needs_selection: ClassVar[bool] = True
 
     def memory(
-        self, target: ModelShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> PageBounds:
         return PageBounds(target, rows, capacity, dtype, device)
 
     def verification(self, signals: Signals) -> Verification:
         assert self.selection is not None and isinstance(signals.memory, PageBounds)
-        return QuestAttention(signals.memory, self.selection.budget)
+        return QuestAttention(signals.memory, self.selection.budget, self.by_query_head)
 
     def select(self, signals: Signals) -> Tensor:
         raise NotImplementedError("Quest chooses in each layer, see `verification`")
+
+
+@dataclass(frozen=True)
+class QuestQueryHead(Quest):
+    """The same with pages of its own for every query head, as published, but for the best of the step's queries.
+
+    The budget is a query head's; a KV head reads the pages of all its query heads, up to their number times as many.
+    """
+
+    name: ClassVar[str] = "quest-query-head"
+    by_query_head: ClassVar[bool] = True

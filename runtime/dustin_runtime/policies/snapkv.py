@@ -60,7 +60,7 @@ class SnapKV(PromptPolicy):
     kernel: ClassVar[int] = 7
     pooling: ClassVar[Literal["max", "mean"]] = "max"
 
-    def choose(self, q: Tensor, k: Tensor, budget: int) -> Tensor:
+    def choose(self, layer: int, q: Tensor, k: Tensor, budget: int) -> Tensor:
         return choose_tokens(window_mass(q, k), q.shape[1], budget, self.kernel, self.pooling)
 
 

@@ -35,7 +35,7 @@ class StreamingPrompt(PromptPolicy):
     name: ClassVar[str] = "streaming-prompt"
     prompt_queries: ClassVar[int] = 1
 
-    def choose(self, q: Tensor, k: Tensor, budget: int) -> Tensor:
+    def choose(self, layer: int, q: Tensor, k: Tensor, budget: int) -> Tensor:
         lengths = q.new_full((len(q),), k.shape[1]).long()
         chosen = first_and_last(lengths, budget, max(budget - PROMPT_LAST, 0))
         return chosen.unsqueeze(1).expand(-1, k.shape[2], -1)

@@ -482,7 +482,11 @@ def test_a_config_of_another_pair(tiny_pair: TinyPair, tmp_path: Path, finished:
         (["--file", "."], MISSING, ".: cannot be read (Is a directory)"),
         (["--jsonl", "rows.jsonl"], MISSING, "rows.jsonl:2: not JSON ("),
         (["word " * 3000], CAPACITY, "prompt 0 with its output: "),
-        (["x", "--method", "dustn"], USAGE, "--method dustn: unknown (known: vanilla, sd, magicdec, dustin, "),
+        (
+            ["x", "--method", "dustn"],
+            USAGE,
+            "--method dustn: unknown (known: vanilla, sd, magicdec, triforce, dustin, ",
+        ),
         (["x", "--method", "dustin"], USAGE, "--method dustin needs --config: emit one with dustin-profile search"),
         (["x", "--budget", "64"], USAGE, "--budget and --m change a config; give one with --config"),
         (["x", "--chat"], USAGE, "--chat: the tokenizer has no chat template"),

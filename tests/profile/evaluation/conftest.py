@@ -23,6 +23,7 @@ def config(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Pat
         m=20,
         history=LayerHeads(layer=2, heads=(0, 3)),
         lookahead=(LAYER_1,),
+        retrieval_heads=((0, 3),) * pair.target_shape.layers,
     )
     path = tmp_path_factory.mktemp("config") / "pair.yaml"
     save_config(DustinConfig(pair=pair.identity(), depth=2, selection=selection), path)

@@ -12,6 +12,7 @@ from tiny_pair import TinyPair
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation import fidelity_stage
 from dustin_profile.evaluation.fidelity_stage import spearman
+from dustin_runtime.config import load_config, save_config
 from dustin_runtime.files import read_json
 
 USAGE, CONFLICT, MISSING = 2, 4, 6
@@ -49,6 +50,17 @@ def test_every_policy_and_its_bounds_in_one_table(tiny_pair: TinyPair, config: P
     text = (tmp_path / "fidelity" / "results.md").read_text()
     assert text.count("| ") > len(names) * 6
     assert str(tmp_path) not in json.dumps(document) + text
+
+
+def test_methods_that_a_config_cannot_serve_are_left_out(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
+    served = load_config(config)
+    bare = served.selection.model_copy(update={"retrieval_heads": ()})
+    save_config(served.model_copy(update={"selection": bare}), tmp_path / "old.yaml")
+    options = (*tiny_pair.options, "--run-dir", tmp_path, *SMALL, "--budget", 32)
+    found = dustin_profile("eval", "fidelity", tmp_path / "old.yaml", *options)
+    assert found.code == 0, found.err
+    assert "left out, since the config does not say what they need: compresskv" in found.err
+    assert "compresskv-k32" not in read_json(tmp_path / "fidelity" / "results.json")["summary"]
 
 
 def test_documents_that_are_done_are_not_measured_again(
