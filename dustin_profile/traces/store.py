@@ -51,6 +51,27 @@ class TraceStore:
                 entry["file"] = None
         return cls(folder, entries)
 
+    @classmethod
+    def read(cls, folder: Path) -> TraceStore:
+        """What is traced already.
+
+        Raises:
+            MissingError: the folder holds no traces.
+        """
+        path = folder / "manifest.json"
+        if not path.exists():
+            raise MissingError(f"{folder}: no traces; collect them with dustin-profile trace or search")
+        found = read_json(path)
+        if not isinstance(found, dict) or found.get("kind") != "dustin-traces":
+            raise MissingError(f"{path}: is not a manifest of traces")
+        return cls(folder, found["documents"])
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the traces are made from."""
+        found: dict[str, Any] = read_json(self.folder / "inputs.json")
+        return found
+
     def pending(self) -> list[int]:
         """Indices of documents that are neither traced nor skipped."""
         return [i for i, entry in enumerate(self.documents) if entry["file"] is None and entry["skipped"] is None]
