@@ -134,7 +134,7 @@ def prompts_of(
     data: str | None,
     template: Template,
     offline: bool,
-    made: str = "the baseline was measured",
+    owner: str = "the baseline",
 ) -> list[Prompt]:
     """The prompts that documents of earlier traces were cut from, checked by hash.
 
@@ -142,7 +142,7 @@ def prompts_of(
         traces: what they were made from, as `trace_inputs`.
         wanted: by id, entries with the `sha256` of the prompt.
         data: where the documents are, if they came from a file or folder.
-        made: what was made on them, for errors; its first two words name it.
+        owner: what was measured on them, for errors.
 
     Raises:
         ConflictError: a prompt is another one now.
@@ -159,9 +159,8 @@ def prompts_of(
         found = {prompt.id: prompt for prompt in calibration(pair, settings, offline).prompts}
     except MissingError as error:
         if data is None:
-            raise MissingError(f"{error}; {made} on {traces['data']}: say where with --data") from None
+            raise MissingError(f"{error}; {owner} was measured on {traces['data']}: say where with --data") from None
         raise
-    owner = " ".join(made.split()[:2])
     for name, entry in wanted.items():
         require_same(f"document {name}", entry["sha256"], found[name].sha256 if name in found else None, owner)
     return [found[name] for name in wanted]
@@ -175,5 +174,4 @@ def require_same(name: str, before: Any, now: Any, owner: str = "the baseline") 
     """
     if found := first_difference(before, now, name):
         field, old, new = found
-        verb = "have" if owner.endswith("s") else "has"
-        raise ConflictError(f"{field}: {owner} {verb} {old}, now it is {new}: compare like with like, or search again")
+        raise ConflictError(f"{field}: {owner} has {old}, now it is {new}: compare like with like, or search again")
