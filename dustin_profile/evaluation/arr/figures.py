@@ -20,6 +20,8 @@ COLOURS = {
     **{"history-top": "#93c5fd", "lookahead-top": "#86efac", "lookahead-top-all": "#0f766e"},
 }
 STYLES = {ORACLE: "--", LAYER_ORACLE: ":", "history-top": "--", "lookahead-top": "--", "lookahead-top-all": ":"}
+_GAPS = [digit * 10**power for power in (-4, -3, -2, -1) for digit in (1, 2, 5)]
+"""Where differences of ARR are marked."""
 MOST_PANELS = 12
 """Groups that are drawn; the table has all."""
 
@@ -47,7 +49,10 @@ def by_budget(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
                 right, [e["budget"] for e in theirs], [e["below_oracle"] for e in theirs], name, band=name == "dustin"
             )
     left.set(ylabel="ARR")
-    right.set(ylabel="oracle minus policy, paired", ylim=(0, None))
+    right.set(ylabel="oracle minus policy, paired")
+    right.set_yscale("log", nonpositive="clip")
+    ticks = [tick for tick in _GAPS if right.get_ylim()[0] <= tick <= right.get_ylim()[1]]
+    right.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     for axes in (left, right):
         _budget_axis(axes, [entry["budget"] for entry in entries])
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
@@ -63,7 +68,7 @@ def lookahead(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
         for name in (ORACLE, "lookahead-top", "lookahead-top-all", "dustin-d")
     }
     for name, theirs in found.items():
-        _line(axes, [e["budget"] for e in theirs], [e["arr"] for e in theirs], name, band=name == ORACLE)
+        _line(axes, [e["budget"] for e in theirs], [e["arr"] for e in theirs], name)
     budgets = [entry["budget"] for entry in found[ORACLE]]
     low, high = ([entry["arr"]["mean"] for entry in found[name]] for name in ("lookahead-top", ORACLE))
     axes.fill_between(budgets, low, high, color="#86efac", alpha=0.25, lw=0)
@@ -74,29 +79,27 @@ def lookahead(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def by_split(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    """ARR over m, a panel per kind of document (Figure 13), all to one scale."""
+    """ARR over m, a panel per kind of document (Figure 13), as the difference from the configured m."""
     shown = [*entries[-1:], *entries[:-1]][:MOST_PANELS]  # all documents first
     columns = min(len(shown), 4)
     rows = -(-len(shown) // columns)
     figure = plots.blank(max(3.1 * columns, 5.0), 2.5 * rows + 0.6)
-    panels = figure.subplots(rows, columns, sharex=True, squeeze=False)
-    reach = max(max(e["curve"]) - min(e["curve"]) for e in shown) * 1.15 + 1e-4
-    for axes, entry in zip(panels.flat, shown, strict=False):
-        curve, m, best = entry["curve"], entry["m"], entry["best_m"]
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for place, (axes, entry) in enumerate(zip(panels.flat, shown, strict=False)):
+        m, best = entry["m"], entry["best_m"]
+        curve = [value - entry["curve"][m] for value in entry["curve"]]
         axes.axhline(curve[0], color=COLOURS["dustin-t"], lw=1, ls="--", label="dustin-t (m = 0)")
         axes.axhline(curve[-1], color=COLOURS["dustin-d"], lw=1, ls="--", label="dustin-d (largest m)")
         axes.plot(curve, color=INK, lw=1.4, label="hybrid")
         axes.plot([m], [curve[m]], "o", color=ACCENT, ms=6, label="configured m")
         axes.plot([best], [curve[best]], "^", color=INK, mfc="none", ms=6, label="best m")
-        top = max(curve) + 0.08 * reach
-        axes.set_ylim(top - reach, top)
-        axes.set_title(f"{_short(entry['group'])} ({entry['documents']})", fontsize=8)
-        axes.tick_params(labelsize=7)
+        axes.set_title(f"{_short(entry['group'])} ({entry['documents']}): ARR {entry['curve'][m]:.3f}", fontsize=8)
+        axes.tick_params(labelsize=7, labelbottom=place + columns >= len(shown))  # the lowest of its column
         axes.spines[["top", "right"]].set_visible(False)
     for axes in list(panels.flat)[len(shown) :]:
         axes.remove()
     figure.supxlabel("m, tokens chosen by lookahead", fontsize=9)
-    figure.supylabel("ARR (one height of scale for all)", fontsize=9)
+    figure.supylabel("ARR less that at the configured m", fontsize=9)
     handles = panels.flat[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=5, fontsize=7.5, frameon=False)
     plots.save(figure, path)
@@ -107,18 +110,22 @@ def by_layer(path: Path, layers: Mapping[str, Sequence[Mapping[str, Any]]], sele
     figure = plots.blank(9.6, 6.0)
     above, below = figure.subplots(2, 1, sharex=True)
     bound = [value["mean"] for value in layers[LAYER_ORACLE]]
+    reach = 0.01
     for name, values in layers.items():
         places = list(range(len(values)))
         _line(above, places, values, name, band=name == "dustin", marker=None)
         if name != LAYER_ORACLE:
             gap = [best - value["mean"] for best, value in zip(bound, values, strict=True)]
+            reach = max(reach, *gap) if name != "streaming" else reach
             below.plot(places, gap, color=COLOURS[name], ls=STYLES.get(name, "-"), lw=2 if name == "dustin" else 1.3)
     for axes in (above, below):
         axes.axvline(selection["history"]["layer"], color=MUTED, lw=0.8, ls=":")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)
     above.set(ylabel=f"ARR at k = {selection['budget']}")
-    below.set(xlabel="target layer (dotted: the history layer)", ylabel="below the layer's oracle", ylim=(0, None))
+    below.set(
+        xlabel="target layer (dotted: the history layer)", ylabel="below the layer's oracle", ylim=(0, 1.1 * reach)
+    )
     below.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(*above.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     plots.save(figure, path)
@@ -143,7 +150,7 @@ def by_distance(
         )
     left.set(ylabel="ARR, all heads' past query, top k")
     _budget_axis(left, [entry["budget"] for entry in oracle])
-    left.legend(fontsize=8, frameon=False, loc="lower right")
+    left.legend(fontsize=8, frameon=False, loc="upper left")
     at = min({entry["budget"] for entry in distances}, key=lambda k: abs(k - budget))
     named = {PAST: "all heads, top k", PAST_LAYER: "history layer, top k", PAST_KEPT: "history layer, as Dustin-T"}
     colours = dict(zip(named, ("#1d4ed8", "#7c3aed", ACCENT), strict=True))
@@ -196,4 +203,4 @@ def _budget_axis(axes: Axes, budgets: Sequence[int]) -> None:
 
 def _short(name: str) -> str:
     stem = name.removesuffix(".txt").removesuffix(".jsonl").rpartition("_")[2] if "_" in name else name
-    return stem if len(stem) <= 30 else stem[:29] + "…"
+    return stem if len(stem) <= 26 else stem[:25] + "…"
