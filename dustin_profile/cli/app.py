@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dustin_profile.cli import arr, check, drift, env, eval, fidelity, pairs, retrieval, stability, stages
+from dustin_profile.cli import arr, check, drift, env, eval, fidelity, overhead, pairs, retrieval, stability, stages
 from dustin_runtime import __version__
 from dustin_runtime.cli.support import EXIT_CODES, run_app
 
@@ -43,6 +43,7 @@ eval.app.command("arr", short_help="ARR from traces: by budget, m, layer, distan
 eval.app.command("fidelity", short_help="KL and ARR of every policy on given texts.")(fidelity.fidelity)
 eval.app.command("needle", short_help="One fact in a long text, by length and depth.")(retrieval.needle)
 eval.app.command("recall", short_help="Generated facts: several keys, values, chains.")(retrieval.recall)
+eval.app.command("overhead", short_help="Cost of choosing tokens against context.")(overhead.overhead)
 eval.app.command("stability", short_help="Rankings of heads across needles, lengths, runs.")(stability.stability)
 app.add_typer(eval.app, name="eval")
 app.add_typer(pairs.app, name="pairs")
