@@ -144,6 +144,8 @@ def draw(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def _name(first: str, second: str) -> str:
+    """Short, for the axis: two lengths, two depths or two runs."""
+    second = second.split(":")[0]
     kind, _, value = second.partition(" ")
     text = f"{first} / {value}" if first.startswith(f"{kind} ") else f"{first} / {second}"
     return text if len(text) <= 42 else text[:41] + "…"
