@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from dustin_profile.cli import arr, check, drift, env, eval, fidelity, overhead, pairs, retrieval, stability, stages
+from dustin_profile.cli import (
+    arr,
+    check,
+    drift,
+    env,
+    eval,
+    fidelity,
+    overhead,
+    pairs,
+    retrieval,
+    stability,
+    stages,
+    subsets,
+)
 from dustin_runtime import __version__
 from dustin_runtime.cli.support import EXIT_CODES, run_app
 
@@ -45,6 +58,7 @@ eval.app.command("needle", short_help="One fact in a long text, by length and de
 eval.app.command("recall", short_help="Generated facts: several keys, values, chains.")(retrieval.recall)
 eval.app.command("overhead", short_help="Cost of choosing tokens against context.")(overhead.overhead)
 eval.app.command("stability", short_help="Rankings of heads across needles, lengths, runs.")(stability.stability)
+eval.app.command("subsets", short_help="ARR against KL over sampled parts of the cache.")(subsets.subsets)
 app.add_typer(eval.app, name="eval")
 app.add_typer(pairs.app, name="pairs")
 app.command("env")(env.env)
