@@ -34,9 +34,9 @@ def rows(results: dict[str, Any]) -> list[list[str]]:
 HEADER = ["policy", "ARR (95 %)", "prefix ARR", "hybrid minus it (95 %)", "ARR, search documents"]
 
 
-def with_interval(value: dict[str, Any], sign: bool = False) -> str:
+def with_interval(value: dict[str, Any], sign: bool = False, digits: int = 4) -> str:
     """`0.8312 [0.8170, 0.8441]`; the mean alone where there is no interval."""
-    form = "+.4f" if sign else ".4f"
+    form = f"{'+' if sign else ''}.{digits}f"
     mean = format(value["mean"], form)
     return mean if value["low"] is None else f"{mean} [{format(value['low'], form)}, {format(value['high'], form)}]"
 

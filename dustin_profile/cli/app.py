@@ -15,6 +15,7 @@ from dustin_profile.cli import (
     fidelity,
     overhead,
     pairs,
+    pg19,
     retrieval,
     stability,
     stages,
@@ -57,6 +58,7 @@ eval.app.command("fidelity", short_help="KL and ARR of every policy on given tex
 eval.app.command("needle", short_help="One fact in a long text, by length and depth.")(retrieval.needle)
 eval.app.command("recall", short_help="Generated facts: several keys, values, chains.")(retrieval.recall)
 eval.app.command("overhead", short_help="Cost of choosing tokens against context.")(overhead.overhead)
+eval.app.command("pg19", short_help="Long books continued: speed and perplexity.")(pg19.pg19)
 eval.app.command("stability", short_help="Rankings of heads across needles, lengths, runs.")(stability.stability)
 eval.app.command("subsets", short_help="ARR against KL over sampled parts of the cache.")(subsets.subsets)
 app.add_typer(eval.app, name="eval")

@@ -118,7 +118,7 @@ def _document(
         policy = cell.policy.bound(ready, depth) if isinstance(cell.policy, Oracle) else cell.policy
         found.append(measure(ready, policy, depth, vocab))
         advance(1)
-    shares = recovered(ready, found, depth)
+    shares = recovered(ready, found, depth) if found else ()
     for cell, one, arr in zip(wanted, found, shares, strict=True):
         entry["cells"][cell.name] = _figures(one) | {"arr": float(arr.mean())}
     return entry
