@@ -68,7 +68,7 @@ class Sources:
     @property
     def least_prefix(self) -> int:
         """Tokens of the shortest prompt: no smaller prefix was traced."""
-        return min(int(windows.prefix.min()) for _, windows in self.windows())
+        return min(store.least_prefix() for store in self.stores if len(store))
 
 
 def searched_documents(config: Path) -> set[str] | None:

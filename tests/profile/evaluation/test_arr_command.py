@@ -153,6 +153,15 @@ def test_traces_that_are_not_the_configs_are_refused_by_field(tiny_pair: TinyPai
     )
 
 
+def test_a_damaged_shard_is_named(run: Path) -> None:
+    for shard in (run / "traces").glob("*.safetensors"):
+        shard.write_bytes(shard.read_bytes()[:100])
+    broken = dustin_profile("eval", "arr", run, "--split", "all")
+    assert broken.code == MISSING
+    assert "00000.safetensors: damaged (" in broken.error
+    assert broken.error.endswith("): delete it and run the command again")
+
+
 @pytest.mark.usefixtures("plain_pictures")
 def test_another_attention_or_a_damaged_result_is_named(tiny_pair: TinyPair, run: Path) -> None:
     options = ("--forced-pass", *DISTANCES, "--quiet")
