@@ -22,6 +22,8 @@ COLOURS = {
 STYLES = {ORACLE: "--", LAYER_ORACLE: ":", "history-top": "--", "lookahead-top": "--", "lookahead-top-all": ":"}
 _GAPS = [digit * 10**power for power in (-4, -3, -2, -1) for digit in (1, 2, 5)]
 """Where differences of ARR are marked."""
+_TITLE = 26
+"""Characters that fit over a panel."""
 MOST_PANELS = 12
 """Groups that are drawn; the table has all."""
 
@@ -202,5 +204,8 @@ def _budget_axis(axes: Axes, budgets: Sequence[int]) -> None:
 
 
 def _short(name: str) -> str:
-    stem = name.removesuffix(".txt").removesuffix(".jsonl").rpartition("_")[2] if "_" in name else name
-    return stem if len(stem) <= 26 else stem[:25] + "…"
+    """A group's name for a panel; of a long file name what follows its first underscore, the title of a book."""
+    stem = name.rpartition(".")[0] or name
+    if len(stem) > _TITLE:
+        stem = stem.partition("_")[2] or stem
+    return stem if len(stem) <= _TITLE else f"{stem[: _TITLE - 1]}…"

@@ -20,7 +20,7 @@ from dustin_profile.traces.windows import Windows
 from dustin_runtime.bench.subject import changed
 from dustin_runtime.config import DustinConfig, Selection
 from dustin_runtime.errors import ConflictError, MissingError, UsageError
-from dustin_runtime.files import clear_temporaries, digest, read_json, write_json, write_text, write_with
+from dustin_runtime.files import clear_temporaries, digest, digest_text, read_json, write_json, write_text, write_with
 from dustin_runtime.models.decoder import Decoder
 
 VERSION = 1
@@ -212,7 +212,7 @@ def _require_alike(rows: ForcedRows, windows: Windows, evaluation: dict[int, Any
 
 
 def _file(folder: Path, traced: Traced) -> Path:
-    return folder / f"{traced.entry['sha256'][:16]}.json"
+    return folder / f"{digest_text(traced.entry['id'])[:16]}.json"  # ids are names of files and more
 
 
 def _read(file: Path, traced: Traced) -> dict[str, Any]:
