@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import numpy as np
 from dustin_runtime.files import write_with
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, ACCENT, MUTED = "#222222", "#c2410c", "#64748b"
@@ -102,6 +104,16 @@ def fidelity_curves(path: Path, curves: Mapping[str, Sequence[tuple[float, float
         axes.grid(alpha=0.25, lw=0.6)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     save(figure, path)
+
+
+def log_marks(axes: Axes) -> None:
+    """A logarithmic vertical axis, marked at 1, 2 and 5 of every decade in plain numbers."""
+    axes.set_yscale("log", nonpositive="clip")
+    low, high = axes.get_ylim()
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [tick for power in decades for digit in (1, 2, 5) if low <= (tick := digit * 10.0**power) <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks([], minor=True)
 
 
 def blank(width: float, height: float) -> Figure:

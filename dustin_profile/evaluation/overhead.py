@@ -237,13 +237,11 @@ def draw(path: Path, result: Mapping[str, Any]) -> None:
         right.plot(contexts, [one["of_full_bytes"] for one in found], marker="o", ms=3.5, **style)
     for axes, what in ((left, "time"), (right, "bytes")):
         axes.axhline(1, color=plots.INK, lw=0.9, ls="--", label="full attention" if axes is left else None)
-        axes.set(
-            xscale="log", yscale="log", xlabel="context, tokens", title=f"{what} of estimation / of full attention"
-        )
+        axes.set(xscale="log", xlabel="context, tokens", title=f"{what} of estimation / of full attention")
         axes.title.set_fontsize(9)
         axes.set_xticks(contexts, [str(context) for context in contexts])
-        axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
-        axes.minorticks_off()
+        axes.set_xticks([], minor=True)
+        plots.log_marks(axes)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)

@@ -269,11 +269,11 @@ def draw(path: Path, result: dict[str, Any]) -> None:
         arr, kl = zip(*points, strict=True)
         for axes in (left, right):
             axes.scatter(arr, kl, s=14, color=f"C{index}", alpha=0.7, lw=0, label=f"k = {size}")
-    right.set_yscale("log", nonpositive="clip")
+    plots.log_marks(right)
     for axes, name in ((left, "pearson"), (right, "pearson_log")):
         value = result["summary"][ALL_SIZES][name]
         title = f"within documents, {'Pearson' if axes is left else 'Pearson of log KL'}: "
-        axes.set_title(title + (with_interval(value, sign=True) if value else "none"), fontsize=9)
+        axes.set_title(title + (with_interval(value, sign=True, digits=2) if value else "none"), fontsize=9)
         axes.set(xlabel="ARR", ylabel="KL(full || subset), nats")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)

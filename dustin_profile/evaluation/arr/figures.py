@@ -20,8 +20,6 @@ COLOURS = {
     **{"history-top": "#93c5fd", "lookahead-top": "#86efac", "lookahead-top-all": "#0f766e"},
 }
 STYLES = {ORACLE: "--", LAYER_ORACLE: ":", "history-top": "--", "lookahead-top": "--", "lookahead-top-all": ":"}
-_GAPS = [digit * 10**power for power in (-4, -3, -2, -1) for digit in (1, 2, 5)]
-"""Where differences of ARR are marked."""
 _TITLE = 26
 """Characters that fit over a panel."""
 MOST_PANELS = 12
@@ -52,9 +50,7 @@ def by_budget(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
             )
     left.set(ylabel="ARR")
     right.set(ylabel="oracle minus policy, paired")
-    right.set_yscale("log", nonpositive="clip")
-    ticks = [tick for tick in _GAPS if right.get_ylim()[0] <= tick <= right.get_ylim()[1]]
-    right.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    plots.log_marks(right)
     for axes in (left, right):
         _budget_axis(axes, [entry["budget"] for entry in entries])
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
