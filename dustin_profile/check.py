@@ -9,14 +9,13 @@ from typing import Any
 
 from dustin_profile.data import Prompt
 from dustin_profile.progress import progress
-from dustin_profile.rundir import first_difference
 from dustin_profile.search.budget import Budget
 from dustin_profile.search.evaluate import Policy, Recovery, evaluate
 from dustin_profile.search.stage import RESULTS_VERSION
-from dustin_profile.settings import DataSettings, ModelSettings, choose_pair
+from dustin_profile.settings import ModelSettings, choose_pair
 from dustin_profile.statistics import interval
 from dustin_profile.traces.collect import Collector, TraceSettings
-from dustin_profile.traces.stage import calibration
+from dustin_profile.traces.stage import prompts_of, require_same
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.config import DustinConfig
 from dustin_runtime.errors import ConflictError, MissingError
@@ -69,8 +68,10 @@ def check(
     _require_alike(config, baseline, models.dtype)
     pair = open_models(config, models)
     for side, found in pair.provenance().items():  # the content decides, not the name that a copy has
-        _same(f"models.{side}.sha256", traces["models"][side]["sha256"], found["sha256"])
-    prompts = _documents(pair, baseline, data, models.offline)
+        require_same(f"models.{side}.sha256", traces["models"][side]["sha256"], found["sha256"])
+    prompts = prompts_of(
+        pair, traces, baseline["documents"]["reported"], data, baseline.get("template", "auto"), models.offline
+    )
     measured = _measure(pair, config, baseline, models, prompts)
     before = baseline["policies"]["hybrid"]["per_document"]
     now = dict(zip([prompt.id for prompt in prompts], measured["hybrid"].arr.tolist(), strict=True))
@@ -112,19 +113,11 @@ def _require_alike(config: DustinConfig, baseline: dict[str, Any], dtype: str) -
     theirs = dict(baseline["pair"])
     for side in ("target", "draft"):
         ours[side], theirs[side] = ({k: v for k, v in x[side].items() if k != "id"} for x in (ours, theirs))
-    _same("pair", theirs, ours)
-    _same("budget", selection["budget"], config.selection.budget)
-    _same("depth", baseline["depth"], config.depth)
-    _same("rope", baseline["traces"]["models"]["rope"], config.rope.model_dump() if config.rope else None)
-    _same("dtype", baseline["traces"]["dtype"], dtype)
-
-
-def _same(name: str, before: Any, now: Any) -> None:
-    if found := first_difference(before, now, name):
-        field, old, new = found
-        raise ConflictError(
-            f"{field}: the baseline has {old}, now it is {new}: compare like with like, or search again"
-        )
+    require_same("pair", theirs, ours)
+    require_same("budget", selection["budget"], config.selection.budget)
+    require_same("depth", baseline["depth"], config.depth)
+    require_same("rope", baseline["traces"]["models"]["rope"], config.rope.model_dump() if config.rope else None)
+    require_same("dtype", baseline["traces"]["dtype"], dtype)
 
 
 def open_models(config: DustinConfig, models: ModelSettings) -> Pair:
@@ -137,30 +130,6 @@ def open_models(config: DustinConfig, models: ModelSettings) -> Pair:
         choice = choose_pair(models)
         target, draft = choice.target, choice.draft
     return open_configured(config, target, draft, rope=models.rope, offline=models.offline)
-
-
-def _documents(pair: Pair, baseline: dict[str, Any], data: str | None, offline: bool) -> list[Prompt]:
-    """The prompts that the baseline reports on, checked by hash."""
-    traces = baseline["traces"]
-    settings = DataSettings(
-        data=data or traces["data"],
-        context=traces["context"],
-        documents=traces["documents"],
-        continuation=traces["continuation"],
-        template=baseline.get("template", "auto"),
-    )
-    try:
-        found = {prompt.id: prompt for prompt in calibration(pair, settings, offline).prompts}
-    except MissingError as error:
-        if data is None:
-            raise MissingError(
-                f"{error}; the baseline was measured on {traces['data']}: say where with --data"
-            ) from None
-        raise
-    wanted: Mapping[str, Any] = baseline["documents"]["reported"]
-    for name, entry in wanted.items():
-        _same(f"document {name}", entry["sha256"], found[name].sha256 if name in found else None)
-    return [found[name] for name in wanted]
 
 
 def _measure(

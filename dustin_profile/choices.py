@@ -30,3 +30,6 @@ Sampler = Literal["exact", "tpe", "gp", "brute"]
 RecallKind = Literal["multi-key", "multi-value", "multi-query", "variable-tracking"]
 """Generated retrieval. multi-key: one of many facts of the same form is asked. multi-value: all values of one key.
 multi-query: several keys at once. variable-tracking: all variables that a chain of assignments gives one value."""
+
+Side = Literal["held-out", "all"]
+"""Of traced documents. held-out: those that the search did not see. all: with those on which everything was chosen."""

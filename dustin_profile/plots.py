@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import numpy as np
 from dustin_runtime.files import write_with
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, ACCENT, MUTED = "#222222", "#c2410c", "#64748b"
@@ -24,7 +26,7 @@ def heads_heatmap(path: Path, scores: Sequence[Sequence[float]], ranking: Sequen
     """
     table = np.asarray(scores).T
     heads, layers = table.shape
-    figure = _figure(max(6.0, 0.22 * layers + 2), max(2.6, 0.17 * heads + 1.4))
+    figure = blank(max(6.0, 0.22 * layers + 2), max(2.6, 0.17 * heads + 1.4))
     axes = figure.add_subplot()
     image = axes.imshow(np.sqrt(table), aspect="auto", cmap="magma_r", interpolation="nearest")
     marks = [(layer, head) for layer, order in enumerate(ranking) for head in order[:4]]
@@ -36,7 +38,7 @@ def heads_heatmap(path: Path, scores: Sequence[Sequence[float]], ranking: Sequen
     ticks = np.linspace(0, float(np.sqrt(table.max())), 4)
     bar.set_ticks(ticks.tolist(), labels=[f"{tick**2:.3f}" for tick in ticks])
     bar.set_label("attention on the answer")
-    _save(figure, path)
+    save(figure, path)
 
 
 def split_curve(path: Path, curve: Sequence[float], m: int, flat: tuple[int, int], lines: Mapping[str, float]) -> None:
@@ -46,7 +48,7 @@ def split_curve(path: Path, curve: Sequence[float], m: int, flat: tuple[int, int
         curve: mean ARR at m = 0, 1, ...
         lines: level of other policies by name.
     """
-    figure = _figure(7.0, 3.6)
+    figure = blank(7.0, 3.6)
     axes = figure.add_subplot()
     axes.axvspan(*flat, color=ACCENT, alpha=0.12, lw=0, label=f"within 0.001 of the best: m {flat[0]} to {flat[1]}")
     axes.plot(curve, color=INK, lw=1.6)
@@ -56,12 +58,12 @@ def split_curve(path: Path, curve: Sequence[float], m: int, flat: tuple[int, int
     axes.set(xlabel="m, tokens chosen by lookahead (0: Dustin-T, most: Dustin-D)", ylabel="ARR, search documents")
     axes.legend(fontsize=8, frameon=False, loc="center right")
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def drift_curves(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], ylabel: str) -> None:
     """Lines by name: (tokens generated, value)."""
-    figure = _figure(7.0, 3.4)
+    figure = blank(7.0, 3.4)
     axes = figure.add_subplot()
     for name, (x, y) in curves.items():
         axes.plot(x, y, marker="o", ms=3, lw=1.3, label=name)
@@ -69,12 +71,12 @@ def drift_curves(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequenc
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def fidelity_curves(path: Path, curves: Mapping[str, Sequence[tuple[float, float, float]]]) -> None:
     """Two panels of lines by policy: (tokens read, KL, ARR). Bounds (oracles) are grey, the project's own is bold."""
-    figure = _figure(9.0, 4.2)
+    figure = blank(9.0, 4.2)
     left, right = figure.subplots(1, 2)
     colours = iter([f"C{index}" for index in (0, 1, 2, 3, 4, 5, 6, 8, 9)] * 2)  # C7 is grey
     for name, points in curves.items():
@@ -101,14 +103,26 @@ def fidelity_curves(path: Path, curves: Mapping[str, Sequence[tuple[float, float
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _figure(width: float, height: float) -> Figure:
+def log_marks(axes: Axes) -> None:
+    """A logarithmic vertical axis, marked at 1, 2 and 5 of every decade in plain numbers."""
+    axes.set_yscale("log", nonpositive="clip")
+    low, high = axes.get_ylim()
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [tick for power in decades for digit in (1, 2, 5) if low <= (tick := digit * 10.0**power) <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks([], minor=True)
+
+
+def blank(width: float, height: float) -> Figure:
+    """A figure to draw on."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure: the same bytes from the same numbers."""
     write_with(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130, metadata={"Software": None}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 NAMES = {
@@ -33,9 +34,9 @@ def rows(results: dict[str, Any]) -> list[list[str]]:
 HEADER = ["policy", "ARR (95 %)", "prefix ARR", "hybrid minus it (95 %)", "ARR, search documents"]
 
 
-def with_interval(value: dict[str, Any], sign: bool = False) -> str:
+def with_interval(value: dict[str, Any], sign: bool = False, digits: int = 4) -> str:
     """`0.8312 [0.8170, 0.8441]`; the mean alone where there is no interval."""
-    form = "+.4f" if sign else ".4f"
+    form = f"{'+' if sign else ''}.{digits}f"
     mean = format(value["mean"], form)
     return mean if value["low"] is None else f"{mean} [{format(value['low'], form)}, {format(value['high'], form)}]"
 
@@ -64,9 +65,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"{sum(entry['windows'] for entry in reported.values())} windows; k = {chosen['budget']}, "
         f"depth {results['depth']}, {traces['dtype']}. Intervals are over documents ({interval}).",
         "",
-        _line(HEADER),
-        _line(["---"] * len(HEADER)),
-        *(_line(row) for row in rows(results)),
+        *table(HEADER, rows(results)),
         "",
         f"History: target layer {chosen['history']['layer']}, heads {chosen['history']['heads']}. "
         f"Lookahead: draft layers {lookahead}. m = {chosen['m']}{about_m(m)} "
@@ -82,5 +81,6 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def table(header: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)]

@@ -47,4 +47,4 @@ def plain_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     def save(figure: object, path: Path) -> None:
         write_with(path, lambda temporary: temporary.write_bytes(b"PNG"))
 
-    monkeypatch.setattr(plots, "_save", save)
+    monkeypatch.setattr(plots, "save", save)

@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from dustin_profile.cli import check, drift, env, eval, fidelity, pairs, retrieval, stages
+from dustin_profile.cli import (
+    arr,
+    check,
+    drift,
+    env,
+    eval,
+    fidelity,
+    overhead,
+    pairs,
+    pg19,
+    retrieval,
+    stability,
+    stages,
+    subsets,
+)
 from dustin_runtime import __version__
 from dustin_runtime.cli.support import EXIT_CODES, run_app
 
@@ -39,9 +53,14 @@ app.command("srh", short_help="Find the retrieval heads of both models.")(stages
 app.command("trace", short_help="Collect attention traces of documents.")(stages.trace)
 app.command("check", short_help="Exit 3 if ARR fell below a baseline.")(check.check)
 app.command("drift", short_help="KL against full verification by tokens.")(drift.drift)
+eval.app.command("arr", short_help="ARR from traces: by budget, m, layer, distance.")(arr.arr)
 eval.app.command("fidelity", short_help="KL and ARR of every policy on given texts.")(fidelity.fidelity)
 eval.app.command("needle", short_help="One fact in a long text, by length and depth.")(retrieval.needle)
 eval.app.command("recall", short_help="Generated facts: several keys, values, chains.")(retrieval.recall)
+eval.app.command("overhead", short_help="Cost of choosing tokens against context.")(overhead.overhead)
+eval.app.command("pg19", short_help="Long books continued: speed and perplexity.")(pg19.pg19)
+eval.app.command("stability", short_help="Rankings of heads across needles, lengths, runs.")(stability.stability)
+eval.app.command("subsets", short_help="ARR against KL over sampled parts of the cache.")(subsets.subsets)
 app.add_typer(eval.app, name="eval")
 app.add_typer(pairs.app, name="pairs")
 app.command("env")(env.env)

@@ -91,12 +91,14 @@ def evaluate(
     as_json: bool,
     quiet: bool,
     finish: Callable[[dict[str, Any]], None] = lambda results: None,
+    show: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """What every task's command does.
 
     Args:
         make_task: called once the pair's shapes and tokenizer are known, before its weights are read.
         finish: adds to the results what the task alone can say.
+        show: prints the table; by default that of scores.
     """
     from dustin_profile.check import open_models
     from dustin_profile.evaluation.runner import Run, make_cells
@@ -122,7 +124,7 @@ def evaluate(
     else:
         from dustin_profile.cli.tables import eval_table
 
-        eval_table(results)
+        (show or eval_table)(results)
         print(f"{run.folder / 'results.json'}  {run.folder / 'rows.parquet'}")
 
 

@@ -8,21 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dustin_profile.data import Calibration, Prompt
+from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
+from dustin_profile.evaluation.given_texts import GivenTexts, Models, per_document, split
 from dustin_profile.evaluation.oracle import ORACLES, Oracle
 from dustin_profile.plots import fidelity_curves
-from dustin_profile.progress import progress, say
+from dustin_profile.progress import say
 from dustin_profile.provenance import versions
 from dustin_profile.report import with_interval
-from dustin_profile.rundir import open_stage
 from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, changed
-from dustin_runtime.errors import MissingError, UsageError
-from dustin_runtime.files import clear_temporaries, read_json, write_json, write_text
-from dustin_runtime.loading import Pair
-from dustin_runtime.models.decoder import Decoder
-from dustin_runtime.models.shape import check_context
+from dustin_runtime.errors import UsageError
+from dustin_runtime.files import write_json, write_text
 from dustin_runtime.policies import POLICIES, Policy, make_policy
 
 VERSION = 1
@@ -71,60 +68,30 @@ def sparse_methods() -> list[str]:
     return [*ORACLES, *(name for name, policy in POLICIES.items() if policy.needs_selection)]
 
 
-def split(prompt: Prompt, tokens: int) -> tuple[list[int], list[int]]:
-    """A prompt and the text behind it: the given answer, or a plain text's last tokens."""
-    if prompt.answer_ids:
-        return prompt.ids, prompt.answer_ids[:tokens]
-    return prompt.ids[:-tokens], prompt.ids[-tokens:]
-
-
-def run(
-    folder: Path,
-    pair: Pair,
-    load: Callable[[], tuple[Decoder, Decoder]],
-    config: DustinConfig,
-    prompts: Calibration,
-    tokens: int,
-    wanted: Sequence[Cell],
-    inputs: dict[str, Any],
-    overwrite: bool = False,
-) -> dict[str, Any]:
+def run(folder: Path, texts: GivenTexts, wanted: Sequence[Cell], overwrite: bool = False) -> dict[str, Any]:
     """Measure every document that is not measured yet; write `results.json`, `results.md` and `results.png`.
 
     Args:
         folder: of this evaluation.
-        load: gives target and draft; called if there is something to measure.
-        tokens: of text per document, at most.
-        inputs: what else the result depends on, for the record.
 
     Returns:
         The document of `results.json`.
 
-    Raises:
-        ConflictError: the folder holds what was made from other inputs; names the field.
-        CapacityError: a document exceeds a model's context, or memory does not suffice.
-        MissingError: no document has a text to verify, or a result in the folder is damaged.
+    Raises: as `per_document`.
     """
-    made_from = {
-        "version": VERSION,
-        "models": pair.provenance(),
-        "data_sha256": prompts.sha256,
-        "tokens": tokens,
-        "depth": config.depth,
-        "selection": config.selection.model_dump(mode="json"),
-        "cells": [cell.name for cell in wanted],
-    } | inputs
-    usable = _usable(pair, prompts, tokens)
-    open_stage(folder, made_from, overwrite, of_config=False)
-    clear_temporaries(folder)
-    files = {folder / f"document-{index:04d}.json": prompt for index, prompt in usable}
-    if pending := [file for file in files if not file.exists()]:
-        models = load()
-        with progress("fidelity", len(pending) * len(wanted)) as advance:
-            for file in pending:
-                write_json(file, _document(pair, models, config.depth, files[file], tokens, wanted, advance))
-    found = [_read(file, wanted) for file in files]
-    summary = summarise(found, [cell.name for cell in wanted])
+    names = [cell.name for cell in wanted]
+    made_from = texts.made_from(VERSION) | {"cells": names}
+    found = per_document(
+        folder,
+        texts,
+        made_from,
+        overwrite,
+        "fidelity",
+        len(wanted),
+        lambda models, prompt, advance: _document(texts, models, prompt, wanted, advance),
+        lambda entry: {"id", FULL, "cells", "text_tokens"} <= entry.keys() and set(names) <= entry["cells"].keys(),
+    )
+    summary = summarise(found, names)
     result = {
         "kind": "dustin-fidelity",
         "inputs": made_from,
@@ -138,43 +105,14 @@ def run(
     return result
 
 
-def _usable(pair: Pair, prompts: Calibration, tokens: int) -> list[tuple[int, Prompt]]:
-    """Documents with something to verify, and their numbers: the first token of a text comes from the prefill."""
-    found = []
-    for index, prompt in enumerate(prompts.prompts):
-        ids, text = split(prompt, tokens)
-        for shape in (pair.target_shape, pair.draft_shape):
-            check_context(shape, len(ids) + len(text), f"--context: {prompt.id} with its text")
-        if ids and len(text) > 1:
-            found.append((index, prompt))
-        else:
-            say(f"{prompt.id}: left out, its text has {len(text)} tokens and 2 are the least")
-    if not found:
-        raise MissingError("no document has a text of 2 tokens or more behind its prompt; give other --data")
-    return found
-
-
-def _read(file: Path, wanted: Sequence[Cell]) -> dict[str, Any]:
-    entry: dict[str, Any] = read_json(file)
-    whole = isinstance(entry, dict) and {"id", FULL, "cells", "text_tokens"} <= entry.keys()
-    if not whole or not {cell.name for cell in wanted} <= entry["cells"].keys():
-        raise MissingError(f"{file}: is not a result; delete the file to measure its document again")
-    return entry
-
-
 def _document(
-    pair: Pair,
-    models: tuple[Decoder, Decoder],
-    depth: int,
-    prompt: Prompt,
-    tokens: int,
-    wanted: Sequence[Cell],
-    advance: Any,
+    texts: GivenTexts, models: Models, prompt: Prompt, wanted: Sequence[Cell], advance: Callable[[float], None]
 ) -> dict[str, Any]:
-    ids, text = split(prompt, tokens)
+    ids, text = split(prompt, texts.tokens)
+    depth, vocab = texts.config.depth, texts.pair.shared_vocab
     window = max((cell.policy.prompt_queries for cell in wanted), default=1)
     mass = any(cell.policy.prompt_mass for cell in wanted)
-    ready = prepare(*models, ids, text, pair.shared_vocab, depth, window, mass)
+    ready = prepare(*models, ids, text, vocab, depth, window, mass)
     entry: dict[str, Any] = {
         "id": prompt.id,
         "source": prompt.source,
@@ -186,9 +124,9 @@ def _document(
     found = []
     for cell in wanted:
         policy = cell.policy.bound(ready, depth) if isinstance(cell.policy, Oracle) else cell.policy
-        found.append(measure(ready, policy, depth, pair.shared_vocab))
+        found.append(measure(ready, policy, depth, vocab))
         advance(1)
-    shares = recovered(ready, found, depth)
+    shares = recovered(ready, found, depth) if found else ()
     for cell, one, arr in zip(wanted, found, shares, strict=True):
         entry["cells"][cell.name] = _figures(one) | {"arr": float(arr.mean())}
     return entry
@@ -309,15 +247,14 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_room(context: int, tokens: int, wanted: Sequence[Cell]) -> None:
+def check_room(context: int, tokens: int, budgets: Sequence[int]) -> None:
     """Refuse budgets that say nothing.
 
     Raises:
         UsageError: a budget is not below the prompt's length.
     """
-    if too_large := [cell for cell in wanted if cell.budget >= context - tokens]:
-        cell = too_large[0]
+    if too_large := [budget for budget in budgets if budget >= context - tokens]:
         raise UsageError(
-            f"--budget {cell.budget}: covers a prompt of {context - tokens} tokens (--context {context} less --tokens "
+            f"--budget {too_large[0]}: covers a prompt of {context - tokens} tokens (--context {context} less --tokens "
             f"{tokens}), where every policy is full verification; give a longer --context or a smaller --budget"
         )

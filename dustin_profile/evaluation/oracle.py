@@ -14,25 +14,32 @@ from dustin_runtime.selection import ascending, ranked
 
 
 @dataclass(frozen=True)
-class Oracle(Policy):
+class GivenLists(Policy):
+    """Serves one text with lists that are made beforehand."""
+
+    name: ClassVar[str] = "given"
+    needs_selection: ClassVar[bool] = True
+    steps: list[Tensor] = field(default_factory=list)
+    """Lists of the steps to come, [layers or 1, 1, kv_heads or 1, budget] each."""
+
+    def select(self, signals: Signals) -> Tensor:
+        return self.steps.pop(0)
+
+
+@dataclass(frozen=True)
+class Oracle(GivenLists):
     """The `budget` positions of the most attention, all heads of all layers together: the bound of one list for all.
 
-    Nothing is protected (arXiv 2606.24957, Eq. 3). It serves one text, whose lists it is given.
+    Nothing is protected (arXiv 2606.24957, Eq. 3).
     """
 
     name: ClassVar[str] = "oracle"
-    needs_selection: ClassVar[bool] = True
     by_head: ClassVar[bool] = False
-    steps: list[Tensor] = field(default_factory=list)
-    """Lists of the steps to come, [layers or 1, 1, kv_heads or 1, budget] each."""
 
     def bound(self, ready: Prefilled, depth: int) -> Oracle:
         """The same for one text."""
         assert self.selection is not None
         return type(self)(self.selection, oracle_lists(ready, depth, self.selection.budget, self.by_head))
-
-    def select(self, signals: Signals) -> Tensor:
-        return self.steps.pop(0)
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,20 @@ def evaluate(
     return {policy: Recovery(values[:, row, 0], values[:, row, 1]) for row, policy in enumerate(POLICIES)}
 
 
+def top(scores: Tensor, prefix: Tensor, k: int) -> Tensor:
+    """[W, k] int64 prefix positions of the highest scores, nothing protected; -1 padded.
+
+    Args:
+        scores: [W, N] fp32; prefix: [W] int64.
+    """
+    return select(None, scores, prefix, budget=k, m=0, sink=0, window=0)
+
+
 def _kept(policy: Policy, windows: Windows, history: Tensor, lookahead: Tensor, m: int, budget: Budget) -> Tensor:
     """[W, k] int64 positions that the policy keeps, -1 padded."""
     k, sink, window = budget
     if policy == "oracle":
-        return select(None, windows.truth, windows.prefix, budget=k, m=0, sink=0, window=0)
+        return top(windows.truth, windows.prefix, k)
     if policy == "streaming":
         # Scored by position, the last tokens are the best ones; fp32 holds positions exactly up to 2**24.
         recency = torch.arange(windows.truth.shape[-1], dtype=torch.float32, device=windows.truth.device)

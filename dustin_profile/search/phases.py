@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,14 +130,20 @@ def find_split(documents: Documents, target_layer: int, draft_layers: Sequence[i
 def over_documents(documents: Documents, measure: Callable[[Windows], Tensor]) -> Tensor:
     """Mean of `measure(windows)` [..., W] over each document's windows: [documents, ...] fp64, on the CPU.
 
-    Documents are read one at a time.
-
     Raises:
         NothingMeasuredError: there are no documents, or one has no windows or a value that is not finite.
     """
+    return torch.stack([measure(windows).double().mean(-1).cpu() for windows in usable(documents)])
+
+
+def usable(documents: Documents) -> Iterator[Windows]:
+    """The documents, read one at a time and refused where nothing can be said about them.
+
+    Raises:
+        NothingMeasuredError: there are none, or one has no windows or a value that is not finite.
+    """
     if not len(documents):
         raise NothingMeasuredError("no document has traces; collect traces from at least one")
-    rows = []
     for index in range(len(documents)):
         windows = documents[index]
         if not len(windows.prefix):
@@ -145,5 +151,4 @@ def over_documents(documents: Documents, measure: Callable[[Windows], Tensor]) -
         for name in ("truth", "tail", "history", "lookahead"):
             if not getattr(windows, name).isfinite().all():
                 raise NothingMeasuredError(f"{windows.document}: {name} is not finite; collect its traces again")
-        rows.append(measure(windows).double().mean(-1).cpu())
-    return torch.stack(rows)
+        yield windows

@@ -20,7 +20,7 @@ from dustin_profile.statistics import flat_top, interval, m_interval, split
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.store import TraceStore
 from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
-from dustin_runtime.files import digest, read_json, write_json, write_text
+from dustin_runtime.files import digest, write_json, write_text
 from dustin_runtime.loading import Pair
 
 RESULTS_VERSION = 1
@@ -66,11 +66,7 @@ def run_search(
     searched = store.subset(set(ids) - held_out)
     reported = store.subset(held_out or ids)
     folder = run_dir / "search"
-    inputs = (
-        {"version": SEARCH_VERSION, "traces": digest(read_json(store.folder / "inputs.json"))}
-        | asdict(chosen)
-        | {"budget": budget}
-    )
+    inputs = {"version": SEARCH_VERSION, "traces": digest(store.inputs)} | asdict(chosen) | {"budget": budget}
     open_stage(folder, inputs, settings.overwrite)
 
     options = SearchOptions(limits, chosen.draft_layers, chosen.stop_when_flat, chosen.heuristic)
@@ -102,8 +98,8 @@ def run_search(
     )
     results = _results(pair, store, heads, settings, depth, selection, found, study, measured, in_sample, held_out)
     provenance = pair.provenance() | {
-        "data": read_json(store.folder / "inputs.json")["data"],
-        "data_sha256": read_json(store.folder / "inputs.json")["data_sha256"],
+        "data": store.inputs["data"],
+        "data_sha256": store.inputs["data_sha256"],
         "seed": chosen.seed,
         "versions": versions(),
         "device": device_name(device),
@@ -143,7 +139,7 @@ def _results(
         "kind": "dustin-results",
         "version": RESULTS_VERSION,
         "pair": pair.identity().model_dump(),
-        "traces": read_json(store.folder / "inputs.json"),
+        "traces": store.inputs,
         "depth": depth,
         "selection": selection.model_dump(mode="json"),
         "template": settings.data.template,

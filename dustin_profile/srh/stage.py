@@ -46,7 +46,7 @@ class HeadPrompts:
     def groups(self) -> list[tuple[str, list[Sample]]]:
         """Samples by length and depth: the unit of resuming."""
         return [
-            (f"{length}-{depth:.12g}", list(group))
+            (_part(length, depth), list(group))
             for (length, depth), group in groupby(self.samples, key=lambda s: (s.length, s.depth))
         ]
 
@@ -92,10 +92,10 @@ def find_heads(
     parts = folder / side
     open_stage(parts, inputs, overwrite)
     groups = prompts.groups()
-    todo = [(name, group) for name, group in groups if not (parts / f"{name}.json").exists()]
+    todo = [(name, group) for name, group in groups if not (parts / name).exists()]
     if todo:
         _run(parts, pair, model(), mode, settings, prompts, todo, side)
-    result = _result([read_json(parts / f"{name}.json") for name, _ in groups], settings.credit, len(prompts.needles))
+    result = _result([read_json(parts / name) for name, _ in groups], settings.credit, len(prompts.needles))
     path = folder / f"heads-{side}.json"
     if not result["accepted"]:
         path.unlink(missing_ok=True)
@@ -106,6 +106,36 @@ def find_heads(
         )
     write_json(path, {"kind": "dustin-heads", "side": side, "inputs": inputs, "credit": settings.credit} | result)
     return path
+
+
+def read_entries(folder: Path) -> list[dict[str, Any]]:
+    """What `find_heads` measured of one model, prompt by prompt.
+
+    Args:
+        folder: of one side's parts.
+
+    Raises:
+        MissingError: there are none, some are not measured yet, or one is damaged.
+    """
+    if not (folder / "inputs.json").exists():
+        raise MissingError(f"{folder}: no scores of heads; measure them with dustin-profile srh")
+    inputs = read_json(folder / "inputs.json")
+    entries: list[dict[str, Any]] = []
+    for length in inputs["lengths"]:
+        for depth in inputs["depths"]:
+            path = folder / _part(length, depth)
+            if not path.exists():
+                raise MissingError(f"{path}: not measured yet; let dustin-profile srh finish")
+            part = read_json(path)
+            if not isinstance(part, list) or not all(isinstance(entry, dict) and "needle" in entry for entry in part):
+                raise MissingError(f"{path}: is not a part of scores; delete it and run dustin-profile srh again")
+            entries += part
+    return entries
+
+
+def _part(length: int, depth: float) -> str:
+    """Name of the file of all prompts of a length and a depth."""
+    return f"{length}-{depth:.12g}.json"
 
 
 def read_heads(path: Path) -> dict[int, list[int]]:
@@ -156,7 +186,7 @@ def _run(
             for sample in group:
                 entries.append(_entry(sample, prober.score(sample)))
                 advance(_cost(sample))
-            write_json(parts / f"{name}.json", entries)
+            write_json(parts / name, entries)
 
 
 def _cost(sample: Sample) -> float:

@@ -92,12 +92,15 @@ class Collector:
             NothingMeasuredError: the attention is not finite.
         """
         length = len(prompt)
-        last = prefill(self.target, self.target_cache, prompt)
-        if answer is None:
-            first = int(self.target.logits(last)[: self.shared_vocab].argmax())
-            count = self.settings.continuation
-            answer = greedy(self.target, self.target_cache, first, length, count, self._ended, self.shared_vocab)
-        answer = list(answer)[: self.settings.continuation]
+        answer = trajectory(
+            self.target,
+            self.target_cache,
+            prompt,
+            answer,
+            count=self.settings.continuation,
+            stop_ids=self.stop_ids,
+            vocab=self.shared_vocab,
+        )
         prefixes = place_windows(length, len(answer), self.settings)
         if not prefixes:
             need = max(self.settings.depth, self.settings.width)
@@ -123,9 +126,6 @@ class Collector:
             history=(history[:, :, : max(prefixes)] * inside).half().cpu(),
             lookahead=(lookahead[:, :, : max(prefixes)] * inside).half().cpu(),
         )
-
-    def _ended(self, tokens: list[int]) -> bool:
-        return tokens[-1] in self.stop_ids
 
     def _target_rows(self, forced: list[int], start: int, prefixes: list[int]) -> tuple[Tensor, Tensor]:
         """Truth [W, extent] and history [layers, W, extent], fp32, of one pass over the trajectory."""
@@ -196,6 +196,27 @@ class Collector:
         tokens = torch.tensor([ids], device=model.device)
         position = torch.tensor([start], device=model.device)
         return model.forward(tokens, position, cache, attend, extent=start + len(ids))
+
+
+def trajectory(
+    target: Decoder,
+    cache: KVCache,
+    prompt: Sequence[int],
+    answer: Sequence[int] | None,
+    *,
+    count: int,
+    stop_ids: frozenset[int],
+    vocab: int,
+) -> list[int]:
+    """What is forced behind a prompt: the answer, or the target's own greedy continuation; `count` tokens at most.
+
+    The prompt lies in the cache afterwards.
+    """
+    last = prefill(target, cache, prompt)
+    if answer is None:
+        first = int(target.logits(last)[:vocab].argmax())
+        answer = greedy(target, cache, first, len(prompt), count, lambda tokens: tokens[-1] in stop_ids, vocab)
+    return list(answer)[:count]
 
 
 def place_windows(prompt: int, continuation: int, settings: TraceSettings) -> list[int]:

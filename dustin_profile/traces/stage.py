@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dustin_profile.data import Calibration, load_documents, segments
+from dustin_profile.choices import Template
+from dustin_profile.data import Calibration, Prompt, load_documents, segments
 from dustin_profile.progress import progress, say
+from dustin_profile.rundir import first_difference
 from dustin_profile.settings import DataSettings
 from dustin_profile.traces.collect import Collector, Heads, ShortContinuationError, TraceSettings
 from dustin_profile.traces.store import TraceStore
-from dustin_runtime.errors import NothingMeasuredError
+from dustin_runtime.errors import ConflictError, MissingError, NothingMeasuredError
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
@@ -123,3 +125,53 @@ def collect_traces(
     if not len(store):
         raise NothingMeasuredError(f"no document gave a window; {store.documents[0]['skipped']}")
     return store
+
+
+def prompts_of(
+    pair: Pair,
+    traces: dict[str, Any],
+    wanted: Mapping[str, Any],
+    data: str | None,
+    template: Template,
+    offline: bool,
+    owner: str = "the baseline",
+) -> list[Prompt]:
+    """The prompts that documents of earlier traces were cut from, checked by hash.
+
+    Args:
+        traces: what they were made from, as `trace_inputs`.
+        wanted: by id, entries with the `sha256` of the prompt.
+        data: where the documents are, if they came from a file or folder.
+        owner: what was measured on them, for errors.
+
+    Raises:
+        ConflictError: a prompt is another one now.
+        MissingError: the documents are not there.
+    """
+    settings = DataSettings(
+        data=data or traces["data"],
+        context=traces["context"],
+        documents=traces["documents"],
+        continuation=traces["continuation"],
+        template=template,
+    )
+    try:
+        found = {prompt.id: prompt for prompt in calibration(pair, settings, offline).prompts}
+    except MissingError as error:
+        if data is None:
+            raise MissingError(f"{error}; {owner} was measured on {traces['data']}: say where with --data") from None
+        raise
+    for name, entry in wanted.items():
+        require_same(f"document {name}", entry["sha256"], found[name].sha256 if name in found else None, owner)
+    return [found[name] for name in wanted]
+
+
+def require_same(name: str, before: Any, now: Any, owner: str = "the baseline") -> None:
+    """Refuse to compare what was made from different inputs.
+
+    Raises:
+        ConflictError: names the first field that differs, with both values.
+    """
+    if found := first_difference(before, now, name):
+        field, old, new = found
+        raise ConflictError(f"{field}: {owner} has {old}, now it is {new}: compare like with like, or search again")

@@ -51,6 +51,27 @@ class TraceStore:
                 entry["file"] = None
         return cls(folder, entries)
 
+    @classmethod
+    def read(cls, folder: Path) -> TraceStore:
+        """What is traced already.
+
+        Raises:
+            MissingError: the folder holds no traces.
+        """
+        path = folder / "manifest.json"
+        if not path.exists():
+            raise MissingError(f"{folder}: no traces; collect them with dustin-profile trace or search")
+        found = read_json(path)
+        if not isinstance(found, dict) or found.get("kind") != "dustin-traces":
+            raise MissingError(f"{path}: is not a manifest of traces")
+        return cls(folder, found["documents"])
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the traces are made from."""
+        found: dict[str, Any] = read_json(self.folder / "inputs.json")
+        return found
+
     def pending(self) -> list[int]:
         """Indices of documents that are neither traced nor skipped."""
         return [i for i, entry in enumerate(self.documents) if entry["file"] is None and entry["skipped"] is None]
@@ -99,11 +120,33 @@ class TraceStore:
             tensors = load_file(path)
             return Windows(document=entry["id"], **{key: tensors[key] for key in _TENSORS})
         except (SafetensorError, OSError, KeyError) as error:
-            raise MissingError(f"{path}: damaged ({error}): delete it and run the command again") from error
+            raise _damaged(path, error) from error
+
+    def least_prefix(self) -> int:
+        """Tokens of the shortest prefix of any window; of the shards, only this is read.
+
+        Raises:
+            MissingError: a shard is damaged.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        least = []
+        for entry in self.entries:
+            path = self.folder / entry["file"]
+            try:
+                with safe_open(path, "pt") as shard:
+                    least.append(int(shard.get_tensor("prefix").min()))
+            except (SafetensorError, OSError, KeyError) as error:
+                raise _damaged(path, error) from error
+        return min(least)
 
     def _update(self, index: int, **fields: Any) -> None:
         self.documents[index].update(fields)
         write_json(self.folder / "manifest.json", {"kind": "dustin-traces", "documents": self.documents})
+
+
+def _damaged(path: Path, error: Exception) -> MissingError:
+    return MissingError(f"{path}: damaged ({error}): delete it and run the command again")
 
 
 def _whole(path: Path, size: int) -> bool:

@@ -117,11 +117,13 @@ def step_costs(
     draft_linears, draft_attention = NOTHING, NOTHING
     for turn in range(depth):
         fed = 2 if turn == 0 else 1  # the first pass takes the last processed token too
-        draft_linears = _sum(draft_linears, linears_cost(draft, rows * fed, rows, element_bytes))
+        draft_linears = sum_costs(draft_linears, linears_cost(draft, rows * fed, rows, element_bytes))
         before = [n + turn + 1 - fed for n in lengths]
         if draft_budget is not None:
             before = [min(n, draft_budget) for n in before]
-        draft_attention = _sum(draft_attention, attention_cost(draft, [n + fed for n in before], fed, element_bytes))
+        draft_attention = sum_costs(
+            draft_attention, attention_cost(draft, [n + fed for n in before], fed, element_bytes)
+        )
         logits += logits_bytes(draft, rows, element_bytes)
     scores = NOTHING
     if selection is not None and method in ("dustin", "dustin-t", "dustin-d", *ALL_HEADS):
@@ -129,9 +131,9 @@ def step_costs(
         m = {"dustin": selection.m, "dustin-t": 0}.get(method, free)
         asked = all_heads(draft) if method in ALL_HEADS else selection.lookahead
         if m < free:
-            scores = _sum(scores, history_cost(target, selection.history, lengths, element_bytes))
+            scores = sum_costs(scores, history_cost(target, selection.history, lengths, element_bytes))
         if m > 0:
-            scores = _sum(scores, lookahead_cost(draft, asked, lengths, depth, element_bytes))
+            scores = sum_costs(scores, lookahead_cost(draft, asked, lengths, depth, element_bytes))
     return StepCosts(target_linears, verify, draft_linears, draft_attention, scores, Cost(logits, 0.0))
 
 
@@ -181,5 +183,6 @@ def _scores_cost(
     )
 
 
-def _sum(a: Cost, b: Cost) -> Cost:
-    return Cost(a.bytes + b.bytes, a.flops + b.flops)
+def sum_costs(*costs: Cost) -> Cost:
+    """Of work that is done one after the other."""
+    return Cost(sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs))

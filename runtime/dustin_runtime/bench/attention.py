@@ -18,7 +18,7 @@ from dustin_runtime.bench.document import environment, roofline_device
 from dustin_runtime.bench.full_kernels import OURS, UNPACKED, Call, FullKernel, full_kernels
 from dustin_runtime.bench.synthetic import Synthetic, cache_bytes, caches_that_fit
 from dustin_runtime.bench.timing import Timing, how, measure_ms
-from dustin_runtime.bench.workload import PAPER_SPEEDUPS, SINK, WINDOW, Sizes, Workload, draft_shape
+from dustin_runtime.bench.workload import PAPER_SPEEDUPS, SINK, WINDOW, Sizes, Workload
 from dustin_runtime.errors import UsageError
 from dustin_runtime.pricing import Device
 from dustin_runtime.roofline import Cost, attention_cost, history_cost, lookahead_cost
@@ -111,7 +111,7 @@ def _row(
     """Check and time one workload."""
     sizes, (context, batch) = data.sizes, data.workload
     dtype, device = data.q.dtype, data.q.device
-    target, draft = sizes.target, draft_shape()
+    target, draft = sizes.target, sizes.draft
     tokens, size = sizes.depth + 1, dtype.itemsize
     errors = {"sparse": check_sparse(data), "scores": check_estimation(data)}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.attention.scoring import ScoredHeads
-from dustin_runtime.bench.workload import SCORED_DRAFT_LAYERS, Sizes, Workload, draft_shape, spread_selection
+from dustin_runtime.bench.workload import Sizes, Workload
 from dustin_runtime.cache import KVCache
 from dustin_runtime.errors import CapacityError
 from dustin_runtime.kernels import ceil_div
@@ -30,7 +30,7 @@ class Synthetic:
 
     Attributes:
         cache: the target's layers, `[caches, batch, capacity, kv_heads, head_size]`; layer i uses cache i mod caches.
-        draft_keys: [3 * scorings, batch, capacity, kv_heads, head_size] keys of the draft.
+        draft_keys: [scored draft layers * scorings, batch, capacity, kv_heads, head_size] keys of the draft.
         q: [batch, depth + 1, query_heads, head_size]; start: [batch] int64, where the first of them stands.
         history, lookahead: the scored heads, one entry per scoring.
         history_q: [batch, 1, entries, head_size]; lookahead_q: [batch, depth, entries, draft's head_size].
@@ -41,19 +41,19 @@ class Synthetic:
         self.sizes, self.workload = sizes, workload
         context, batch = workload
         self._random = torch.Generator(device).manual_seed(0)
-        target, draft = sizes.target, draft_shape()
+        target, draft = sizes.target, sizes.draft
         caches = caches_that_fit(sizes, workload, dtype, device)
         scorings = min(SCORINGS, caches)
         tokens = sizes.depth + 1
         keys, values = (self._cached(target, caches, batch, context + tokens, dtype, device) for _ in range(2))
         self.cache = KVCache(keys, values)
         self.draft_keys = self._cached(
-            draft, SCORED_DRAFT_LAYERS * scorings, batch, context + sizes.depth, dtype, device
+            draft, sizes.scored_draft_layers * scorings, batch, context + sizes.depth, dtype, device
         )
         self.q = self.queries(tokens, sizes.query_heads, sizes.head_size, dtype)
         self.start = torch.full((batch,), context, device=device)
 
-        chosen = [spread_selection(target, draft, sizes.budget, index) for index in range(scorings)]
+        chosen = [sizes.selection(index) for index in range(scorings)]
         self.selection = chosen[0]
         self.history = [ScoredHeads([one.history], target.query_heads, target.group, device) for one in chosen]
         self.lookahead = [ScoredHeads(one.lookahead, draft.query_heads, draft.group, device) for one in chosen]
@@ -84,7 +84,7 @@ class Synthetic:
         return heads.scores(self.history_q, self.cache.keys, self.history_at, self.workload.context)
 
     def lookahead_scores(self, scoring: int) -> Tensor:
-        """[batch, context] fp32, from the three draft layers of this scoring."""
+        """[batch, context] fp32, from the draft layers of this scoring."""
         heads = self.lookahead[scoring]
         return heads.scores(self.lookahead_q, self.draft_keys, self.lookahead_at, self.workload.context)
 
@@ -108,15 +108,15 @@ def caches_that_fit(sizes: Sizes, workload: Workload, dtype: torch.dtype, device
         return min(sizes.layers, 2)  # caches of a CPU are larger than what is tried there
     one = cache_bytes(sizes, workload, dtype)
     wanted = min(sizes.layers, max(LEAST_CACHES, ceil_div(LEAST_BYTES, one)))
-    draft, (context, batch) = draft_shape(), workload
+    draft, (context, batch) = sizes.draft, workload
     keys = draft.kv_heads * draft.head_size * (context + sizes.depth) * batch * dtype.itemsize
     gc.collect()  # what the workload before held
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0]
-    room = USABLE * free - SCORED_DRAFT_LAYERS * SCORINGS * keys
+    room = USABLE * free - sizes.scored_draft_layers * SCORINGS * keys
     count = min(wanted, int(room // one))
     if count < min(FEWEST_CACHES, sizes.layers):
-        need = FEWEST_CACHES * one + SCORED_DRAFT_LAYERS * SCORINGS * keys
+        need = FEWEST_CACHES * one + sizes.scored_draft_layers * SCORINGS * keys
         raise CapacityError(
             f"--workload {workload}: caches of {FEWEST_CACHES} layers need {need / 2**30:.1f} GiB, "
             f"{USABLE * free / 2**30:.1f} GiB may be used; give a smaller context or batch"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dustin_runtime.budget import budget_fault
@@ -59,7 +59,12 @@ def draft_shape() -> ModelShape:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The target's attention, and the method's settings."""
+    """The target's attention, and the method's settings.
+
+    Attributes:
+        draft: whose keys the lookahead scores read.
+        heads: a configuration whose heads, split and protected tokens are taken; None for made-up ones that cost most.
+    """
 
     layers: int = 80
     query_heads: int = 64
@@ -67,6 +72,8 @@ class Sizes:
     head_size: int = 128
     budget: int = 512
     depth: int = 4
+    draft: ModelShape = field(default_factory=draft_shape)
+    heads: Selection | None = None
 
     def check(self) -> None:
         """Refuse sizes that contradict each other.
@@ -84,6 +91,19 @@ class Sizes:
         """A model with this attention; its other sizes are the paper's target's and are not used."""
         changes = {name: getattr(self, name) for name in ("layers", "query_heads", "kv_heads", "head_size")}
         return find_pair(PAIR).target.shape.model_copy(update=changes)
+
+    @property
+    def scored_draft_layers(self) -> int:
+        return SCORED_DRAFT_LAYERS if self.heads is None else len(self.heads.lookahead)
+
+    def selection(self, index: int) -> Selection:
+        """What is scored in turn `index`: each reads other caches, or it would find them in the L2."""
+        if self.heads is None:
+            return spread_selection(self.target, self.draft, self.budget, index)
+        first = index * self.scored_draft_layers
+        placed = (entry.model_copy(update={"layer": first + place}) for place, entry in enumerate(self.heads.lookahead))
+        history = self.heads.history.model_copy(update={"layer": index})
+        return self.heads.model_copy(update={"history": history, "lookahead": tuple(placed)})
 
     @property
     def papers(self) -> bool:

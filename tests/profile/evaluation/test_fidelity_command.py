@@ -10,7 +10,7 @@ from commands import Outcome, dustin_profile
 from tiny_pair import TinyPair
 
 from dustin_profile.data import Prompt
-from dustin_profile.evaluation import fidelity_stage
+from dustin_profile.evaluation import fidelity_stage, given_texts
 from dustin_profile.evaluation.fidelity_stage import spearman
 from dustin_runtime.config import load_config, save_config
 from dustin_runtime.files import read_json
@@ -127,13 +127,13 @@ def test_a_text_of_one_token_is_left_out(
     tiny_pair: TinyPair, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it is verified: its first token comes from the prefill."""
-    original = fidelity_stage.split
+    original = given_texts.split
 
     def cut(prompt: Prompt, tokens: int) -> tuple[list[int], list[int]]:
         ids, text = original(prompt, tokens)
         return (ids, text[:1]) if prompt.id.endswith("0") else (ids, text)
 
-    monkeypatch.setattr(fidelity_stage, "split", cut)
+    monkeypatch.setattr(given_texts, "split", cut)
     options = (*tiny_pair.options, "--run-dir", tmp_path, *SMALL, *methods("dustin"))
     found = dustin_profile("eval", "fidelity", config, *options, "--json")
     assert found.code == 0, found.err

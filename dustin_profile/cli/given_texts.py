@@ -1,0 +1,72 @@
+"""What commands on given texts share: their options, and the texts and models behind them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dustin_profile.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from dustin_profile.evaluation.given_texts import GivenTexts
+    from dustin_runtime.config import DustinConfig
+    from dustin_runtime.models.decoder import Decoder
+
+Data = Annotated[str, typer.Option(help="JSONL, parquet, text file or folder, hub data set, or topics.")]
+Context = Annotated[
+    int,
+    typer.Option(
+        min=3, help="Tokens of every plain text, prompt and --tokens; of the prompt alone where it has an answer."
+    ),
+]
+Documents = Annotated[int, typer.Option(min=1, help="Documents.")]
+Tokens = Annotated[int, typer.Option(min=2, help="Tokens of text behind every prompt, at most.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Discard what was made from other inputs.")]
+
+
+def open_texts(
+    served: DustinConfig, models: ModelSettings, data: str, context: int, documents: int, tokens: int
+) -> GivenTexts:
+    """Find models and documents; weights are loaded when first needed.
+
+    Raises: as `check.open_models` and `traces.stage.calibration`.
+    """
+    from dustin_profile import progress
+    from dustin_profile.check import open_models
+    from dustin_profile.evaluation.given_texts import GivenTexts
+    from dustin_profile.provenance import device_kind
+    from dustin_profile.settings import DataSettings
+    from dustin_profile.traces.stage import calibration
+    from dustin_runtime.loading import pick_device, pick_dtype
+
+    pair = open_models(served, models)
+    settings = DataSettings(data=data, context=context, documents=documents, continuation=0)
+    prompts = calibration(pair, settings, models.offline)
+    device = pick_device(models.device)
+    dtype = pick_dtype(models.dtype, device)
+
+    def load() -> tuple[Decoder, Decoder]:
+        progress.say(f"loading {pair.target_id} and {pair.draft_id}")
+        target = pair.load_target(dtype, device)
+        return target, pair.load_draft(target)
+
+    inputs = {
+        "device": device_kind(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "context": context,
+        "documents": documents,
+    }
+    return GivenTexts(pair, served, load, prompts, tokens, inputs)
+
+
+def check_tokens(context: int, tokens: int) -> None:
+    """Refuse a text that leaves no prompt.
+
+    Raises:
+        UsageError: it does.
+    """
+    from dustin_runtime.errors import UsageError
+
+    if tokens >= context:
+        raise UsageError(f"--tokens {tokens}: leaves no prompt of --context {context}")
