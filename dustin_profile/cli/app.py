@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dustin_profile.cli import check, drift, env, eval, fidelity, pairs, retrieval, stages
+from dustin_profile.cli import check, drift, env, eval, fidelity, pairs, report, retrieval, stages
 from dustin_runtime import __version__
 from dustin_runtime.cli.support import EXIT_CODES, run_app
 
@@ -39,6 +39,7 @@ app.command("srh", short_help="Find the retrieval heads of both models.")(stages
 app.command("trace", short_help="Collect attention traces of documents.")(stages.trace)
 app.command("check", short_help="Exit 3 if ARR fell below a baseline.")(check.check)
 app.command("drift", short_help="KL against full verification by tokens.")(drift.drift)
+app.command("report", short_help="One HTML page from what runs measured.")(report.report)
 eval.app.command("fidelity", short_help="KL and ARR of every policy on given texts.")(fidelity.fidelity)
 eval.app.command("needle", short_help="One fact in a long text, by length and depth.")(retrieval.needle)
 eval.app.command("recall", short_help="Generated facts: several keys, values, chains.")(retrieval.recall)

@@ -1,0 +1,268 @@
+"""What a reader who stops after one screen should know: quality kept, time saved, at which budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from dustin_profile.reporting.blocks import (
+    Block,
+    Bullets,
+    Card,
+    Cards,
+    Cell,
+    Content,
+    Figure,
+    Figures,
+    Group,
+    Row,
+    Table,
+)
+from dustin_profile.reporting.charts import Mark, intervals
+from dustin_profile.reporting.documents.evaluation import Drift, Fidelity
+from dustin_profile.reporting.documents.run import Bench, BenchRow
+from dustin_profile.reporting.documents.search import SearchResults
+from dustin_profile.reporting.methods import label, style
+from dustin_profile.reporting.points import OWN, Point, known_points
+from dustin_profile.reporting.section import Section
+from dustin_profile.reporting.sections.bench import case_name, speed_figure
+from dustin_profile.reporting.sources import Evidence
+from dustin_profile.reporting.titles import pair_of
+from dustin_profile.reporting.wording import (
+    cell,
+    certain,
+    count,
+    difference,
+    estimate,
+    interval,
+    listed,
+    percent,
+    plain,
+    signed,
+    times,
+)
+from dustin_runtime.config import DustinConfig
+
+
+def build(evidence: Evidence) -> Content | None:
+    points = known_points(evidence)
+    cards = [*_quality_cards(points), *_drift_cards(evidence), *_speed_cards(evidence)]
+    if not cards:
+        return None
+    blocks: list[Block] = [Cards(cards[:5])]
+    if said := [*_verdicts(points), *_speed_said(evidence, points), *_ready(evidence)]:
+        blocks.append(Bullets([text for _, text in said], [lead for lead, _ in said]))
+    if points:
+        blocks.append(_table(points))
+    if figures := headline_figures(evidence):
+        blocks.append(Figures(figures))
+    return Content(
+        "Sparse verification reads a small, freshly chosen part of the KV cache instead of all of it. What it costs is"
+        " how far predictions move; what it saves is the time to read the rest.",
+        blocks,
+    )
+
+
+def _quality_cards(points: Sequence[Point]) -> list[Card]:
+    cards = []
+    searched = [(point, point.search) for point in points if point.search and "hybrid" in point.search.policies]
+    if searched:
+        point, data = searched[0]
+        arr = data.policies["hybrid"].arr
+        share = point.budget / data.traces.context
+        detail = (
+            f"of the target's attention {interval(arr)} lies on the {count(point.budget)} tokens it reads of"
+            f" {count(data.traces.context)} ({percent(share)})."
+        )
+        others = [(p.budget, d.policies["hybrid"].arr.mean) for p, d in searched[1:] if p.pair == point.pair]
+        detail += "".join(f" At k = {k}: {plain(mean)}." for k, mean in others)
+        cards.append(Card("Attention kept", plain(arr.mean), f"{detail} {point.pair}.", f"k = {point.budget}"))
+    measured = [(point, point.fidelity) for point in points if point.fidelity]
+    if measured:
+        point, found = measured[0]
+        detail = (
+            f"of tokens are chosen as full verification chooses {interval(found.agreement)}; KL"
+            f" {plain(found.kl.mean)} nats."
+        )
+        others_kept = [(p.budget, f.agreement.mean) for p, f in measured[1:] if p.pair == point.pair]
+        detail += "".join(f" At k = {k}: {plain(mean)}." for k, mean in others_kept)
+        cards.append(
+            Card("Same choices", plain(found.agreement.mean), f"{detail} {point.pair}.", f"k = {point.budget}")
+        )
+    return cards
+
+
+def _drift_cards(evidence: Evidence) -> list[Card]:
+    for source in evidence.of(Drift):
+        method = source.data.methods.get(OWN)
+        if method:
+            first, last = method.by_tokens[0], method.by_tokens[-1]
+            return [
+                Card(
+                    "Drift",
+                    plain(method.mean_kl),
+                    f"nats from full verification, mean over {count(last.tokens)} generated tokens: {plain(first.kl)}"
+                    f" at first, {plain(last.kl)} at the end. {pair_of(source.data) or source.name}.",
+                    f"k = {source.data.selection.budget}" if source.data.selection else "",
+                )
+            ]
+    return []
+
+
+def _own_rows(data: Bench) -> list[BenchRow]:
+    return [row for row in data.rows if row.method == OWN and row.alpha]
+
+
+def _fastest(data: Bench) -> BenchRow | None:
+    return max(_own_rows(data), key=lambda row: row.alpha or 0, default=None)
+
+
+def _speed_cards(evidence: Evidence) -> list[Card]:
+    cards = []
+    for source in evidence.of(Bench):
+        data = source.data
+        best = _fastest(data)
+        if best and best.alpha:
+            lowest = min(row.alpha or 0 for row in _own_rows(data))
+            reads = f", the draft reading {best.draft_reads}" if best.draft_reads else ""
+            cards.append(
+                Card(
+                    "Speed",
+                    times(best.alpha),
+                    f"vanilla's at best: {count(best.tokens_per_s)} tokens/s, {case_name((best.batch, best.context))}"
+                    f"{reads}. At least: {times(lowest)}. {data.pair}, {data.device}.",
+                    "SYNTHETIC" if best.synthetic else f"k = {best.budget}" if best.budget else "",
+                )
+            )
+    return cards
+
+
+def _verdicts(points: Sequence[Point]) -> list[tuple[str, str]]:
+    """A sentence per pair and budget that was searched."""
+    found = []
+    for point in points:
+        data = point.search
+        if not data or "hybrid" not in data.policies:
+            continue
+        hybrid = data.policies["hybrid"].arr
+        text = f"Dustin keeps {estimate(hybrid)} of the attention"
+        if oracle := data.policies.get("oracle"):
+            text += f", {percent(hybrid.mean / oracle.arr.mean)} of what the best single list keeps"
+        above = [name for name, gain in data.hybrid_minus.items() if certain(gain) and gain.mean > 0]
+        below = [name for name, gain in data.hybrid_minus.items() if certain(gain) and gain.mean < 0]
+        open_ = [name for name, gain in data.hybrid_minus.items() if not certain(gain)]
+        gains = [f"{label(name)} ({signed(data.hybrid_minus[name].mean)})" for name in above]
+        if gains:
+            text += f"; more than {listed(gains)}"
+        if worse := [label(name) for name in below if not style(name).bound]:
+            text += f"; less than {listed(worse)}"
+        text += "."
+        if compared := [label(name) for name in open_ if not style(name).bound]:
+            text += f" Its distance from {listed(compared)} may be chance."
+        found.append((f"{point.pair}, k = {point.budget}:", text))
+    return found
+
+
+def _speed_said(evidence: Evidence, points: Sequence[Point]) -> list[tuple[str, str]]:
+    found = []
+    for source in evidence.of(Bench):
+        data = source.data
+        best = _fastest(data)
+        if not best or not best.alpha:
+            continue
+        text = f"at {case_name((best.batch, best.context))} a token takes {percent(1 / best.alpha)} of vanilla's time"
+        same = [row for row in data.rows if (row.batch, row.context) == (best.batch, best.context)]
+        full = [f"{times(best.tokens_per_s / row.tokens_per_s)} {label(row.method)}" for row in same if _classic(row)]
+        text += f" ({listed(full)})." if full else "."
+        if best.synthetic:
+            text += f" This is synthetic: {', '.join(best.synthetic)}. Times are real; τ, and so tokens/s, is assumed."
+        if points and data.pair not in {point.pair for point in points}:
+            text += " Quality was measured on other pairs."
+        found.append((f"Speed, {data.pair} on {data.device}:", text))
+    return found
+
+
+def _ready(evidence: Evidence) -> list[tuple[str, str]]:
+    """Which files can be deployed as they are."""
+    found = [
+        f"{source.name} ({pair_of(source.data)}, k = {source.data.selection.budget})"
+        for source in evidence.of(DustinConfig)
+    ]
+    return [("To deploy:", f"dustin-run generate --config {' or '.join(found)}.")] if found else []
+
+
+def _classic(row: BenchRow) -> bool:
+    return row.method in ("sd", "magicdec")
+
+
+def _table(points: Sequence[Point]) -> Table:
+    drifts = any(point.drift is not None for point in points)
+    header = ["budget", "of context", "ARR", "of the oracle's", "over StreamingLLM", "same choice", "KL, nats"]
+    rows: list[Row | Group] = []
+    for place, point in enumerate(points):
+        if place == 0 or points[place - 1].pair != point.pair:
+            rows.append(Group(point.pair))
+        data, measured = point.search, point.fidelity
+        hybrid = data.policies.get("hybrid") if data else None
+        oracle = data.policies.get("oracle") if data else None
+        gain = data.hybrid_minus.get("streaming") if data else None
+        if hybrid:
+            arr = cell(hybrid.arr)
+        elif measured:
+            arr = Cell(plain(measured.arr.mean), f"all heads {interval(measured.arr)}".strip(), "muted")
+        else:
+            arr = Cell("")
+        cells = [
+            Cell(f"k = {point.budget}"),
+            Cell(percent(point.budget / data.traces.context) if data else ""),
+            arr,
+            Cell(percent(hybrid.arr.mean / oracle.arr.mean) if hybrid and oracle else ""),
+            difference(gain) if gain else Cell(""),
+            cell(measured.agreement) if measured else Cell(""),
+            cell(measured.kl) if measured else Cell(""),
+        ]
+        if drifts:
+            cells.append(Cell(plain(point.drift) if point.drift is not None else ""))
+        rows.append(Row(cells))
+    if drifts:
+        header.append("drift, nats")
+    note = (
+        "ARR: share of the attention of retrieval heads on held-out documents; “all heads”: of all heads, on given"
+        " texts. Same choice and KL: against full verification, on given texts. Empty: not measured."
+    )
+    return Table("What each budget keeps", header, rows, note, markdown=True)
+
+
+def headline_figures(evidence: Evidence) -> list[Figure]:
+    """One picture of what is kept, one of what is saved; together they are the picture for a pull request."""
+    figures = []
+    searches = evidence.of(SearchResults)
+    fidelities = evidence.of(Fidelity)
+    if searches:
+        data = max(searches, key=lambda source: source.data.selection.budget).data
+        marks = [Mark(label(name), policy.arr, style(name)) for name, policy in data.policies.items()]
+        what, k, pair, named = "attention kept (ARR)", data.selection.budget, pair_of(data), "Attention kept"
+    elif fidelities:
+        found = fidelities[0].data
+        k = max((budget for _, budget in found.cells), default=0)
+        marks = [Mark(label(m), one.agreement, style(m)) for (m, budget), one in found.cells.items() if budget == k]
+        what, pair, named = "same choice as full verification", pair_of(found), "Choices kept"
+    else:
+        marks = []
+    if marks:
+        figures.append(
+            Figure(
+                "headline-kept",
+                f"{named} at k = {k}, with 95 % intervals: {pair}.",
+                f"{named} by policy: {pair}",
+                partial(intervals, marks=marks, xlabel=f"{what}, k = {k}"),
+                title=(pair or "").replace(" with ", "\nwith ", 1),
+                height=max(0.95 + 0.34 * len(marks), 2.6),
+            )
+        )
+    if benches := evidence.of(Bench):
+        figures.append(speed_figure(benches[0].data, "headline-speed"))
+    return figures
+
+
+SECTION = Section("summary", "In short", "dustin-profile search", build)
