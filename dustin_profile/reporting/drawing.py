@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
+from textwrap import wrap
 from typing import Any
 
 from dustin_profile.reporting.blocks import Figure
@@ -25,8 +27,11 @@ STYLE = {
     "ytick.labelcolor": "#1f2937",
     "text.color": "#1f2937",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # names of models and methods are no formulas
     "path.simplify": True,
 }
+_LINE = 72
+"""Characters of a stamp that fit on the narrowest picture."""
 _METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
@@ -45,7 +50,8 @@ def draw(figure: Figure) -> Drawn:
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": figure.name}):
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": figure.name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # SVG takes it from the reader's fonts
         canvas = Canvas(figsize=(figure.width, figure.height), layout="constrained")
         paint(figure, canvas)
         text, image = io.StringIO(), io.BytesIO()
@@ -60,7 +66,8 @@ def paint(figure: Figure, part: Any, title: str = "") -> None:
     figure.draw(part)
     words = [title] if title else []
     if figure.synthetic:
-        words.append(f"SYNTHETIC: {', '.join(figure.synthetic)}")
+        said = wrap(f"SYNTHETIC: {', '.join(figure.synthetic)}", _LINE, break_long_words=True)
+        words += said[:3]
     if words:
         colour = "#9a3412" if figure.synthetic else "#1f2937"
         part.suptitle("\n".join(words), x=0.01, ha="left", fontsize=7.5, color=colour, fontweight="bold")

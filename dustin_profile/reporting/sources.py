@@ -114,7 +114,7 @@ def _file(path: Path, name: str, run: str, *, is_run: bool) -> Found:
         return
     data = _read(path)
     kind = data.get("kind") if isinstance(data, dict) else None
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         if name != run:  # found in a folder, where other JSON may lie
             return
         known = ", ".join(sorted(set(MADE_BY.values())))

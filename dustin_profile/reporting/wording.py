@@ -10,8 +10,9 @@ NBSP = "\N{NO-BREAK SPACE}"
 
 
 def signed(value: float, decimals: int = 3) -> str:
-    """`+0.012`, `−0.012`."""
-    return f"{value:+.{decimals}f}".replace("-", MINUS)
+    """`+0.012`, `−0.012`, `0.000`."""
+    text = f"{value:+.{decimals}f}"
+    return text.replace("-", MINUS) if float(text) else text[1:]
 
 
 def plain(value: float, decimals: int = 3) -> str:

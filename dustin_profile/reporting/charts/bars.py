@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dustin_profile.reporting.charts.axes import RULE, SMALL, frame
+from dustin_profile.reporting.charts.axes import RULE, SMALL, frame, short
 from dustin_profile.reporting.documents.common import Estimate
 from dustin_profile.reporting.methods import INK, Style
 
@@ -40,7 +40,7 @@ def intervals(figure: Any, marks: Sequence[Mark], xlabel: str, *, zero: bool = F
         )
     if zero:
         axes.axvline(0, color=INK, lw=0.9)
-    axes.set_yticks(range(len(marks)), [mark.label for mark in marks])
+    axes.set_yticks(range(len(marks)), [short(mark.label) for mark in marks])
     for tick, mark in zip(axes.get_yticklabels(), marks, strict=True):
         tick.set_fontweight("bold" if mark.style.own else "normal")
     axes.set_ylim(len(marks) - 0.5, -0.5)
@@ -67,7 +67,7 @@ def bars(figure: Any, rows: Sequence[tuple[Style, str, float, str]], xlabel: str
             color=INK,
             annotation_clip=False,
         )
-    axes.set_yticks(range(len(rows)), [name for _, name, *_ in rows])
+    axes.set_yticks(range(len(rows)), [short(name) for _, name, *_ in rows])
     for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
         tick.set_fontweight("bold" if row[0].own else "normal")
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -115,7 +115,7 @@ def stacked(
             axes.plot([mark, mark], [place - 0.4, place + 0.4], color=INK, lw=1.8)
     if any(mark is not None for mark in marks):
         handles.append(Line2D([], [], color=INK, lw=0, marker="|", ms=9, markeredgewidth=1.8, label=mark_label))
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_yticks(range(len(rows)), [short(name) for name, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(xlabel)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dustin_profile.reporting.charts.axes import RULE, SMALL, decimal_ticks, frame
+from dustin_profile.reporting.charts.axes import RULE, SMALL, decimal_ticks, frame, short, whole_numbers
 from dustin_profile.reporting.methods import BLUE, GREY, Style
 
 
@@ -55,7 +55,7 @@ def _label_ends(axes: Any, ends: Sequence[tuple[float, float, Style]]) -> None:
     places = _spread([place for place, *_ in wanted], gap)
     for place, (_, x, y, style) in zip(places, wanted, strict=True):
         axes.annotate(
-            style.label,
+            short(style.label),
             (x, y),
             xytext=(1.045, place),
             textcoords="axes fraction",
@@ -107,12 +107,13 @@ def curve(
     axes.axvspan(*flat, color="#e8eff6", lw=0)
     axes.plot(values, color=BLUE, lw=2)
     axes.plot([chosen], [values[chosen]], "o", color="#c8520a", ms=6, zorder=4)
+    place = chosen / max(len(values) - 1, 1)
     axes.annotate(
         f"m = {chosen}",
         (chosen, values[chosen]),
         xytext=(0, -14),
         textcoords="offset points",
-        ha="center",
+        ha="left" if place < 0.1 else "right" if place > 0.9 else "center",
         fontsize=SMALL + 1,
         color="#c8520a",
         fontweight="bold",
@@ -158,6 +159,7 @@ def columns(figure: Any, values: Sequence[float | None], chosen: Sequence[int], 
             fontweight="bold",
         )
     axes.set_ylim(bottom, max(known) + 0.16 * (max(known) - bottom))
+    whole_numbers(axes.xaxis)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(axis="y", color=RULE, lw=0.6)
@@ -172,7 +174,15 @@ def scatter(
     for style, x, y in groups:
         edge = {} if style.marker in "x+" else {"edgecolors": "white"}  # the former have no inside
         axes.scatter(
-            x, y, s=18, marker=style.marker, color=style.colour, alpha=0.8, linewidths=0.6, label=style.label, **edge
+            x,
+            y,
+            s=18,
+            marker=style.marker,
+            color=style.colour,
+            alpha=0.8,
+            linewidths=0.6,
+            label=short(style.label),
+            **edge,
         )
     if all(value > 0 for *_, y in groups for value in y):
         axes.set_yscale("log")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dustin_profile.reporting.charts.axes import SMALL, frame
+from dustin_profile.reporting.charts.axes import SMALL, frame, whole_numbers
 from dustin_profile.reporting.methods import INK
 
 
@@ -63,6 +63,8 @@ def heatmap(
     for names, place in ((x_names, axes.xaxis), (y_names, axes.yaxis)):
         if names:
             place.set_ticks(range(len(names)), list(names))
+        else:
+            whole_numbers(place)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.tick_params(length=0)

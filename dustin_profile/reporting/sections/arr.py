@@ -62,7 +62,8 @@ def _about(data: SearchResults) -> str:
     return (
         f"{len(reported)} {where} documents of {plural(len({entry.source for entry in reported}), 'source')},"
         f" {sum(entry.windows for entry in reported)} verification windows, {count(data.traces.context)} tokens each,"
-        f" depth {data.depth}, {data.traces.dtype}. Intervals: {method}. A difference whose interval holds 0 may be chance."
+        f" depth {data.depth}, {data.traces.dtype}. Intervals: {method}. A difference whose interval holds 0 may be"
+        " chance."
     )
 
 

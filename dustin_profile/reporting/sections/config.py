@@ -58,12 +58,11 @@ def _words(source: Described, yaml: Source[DustinConfig] | None) -> Bullets:
         f" tokens of what came before{of} and the {depth + 1} new ones. Nothing is evicted: the choice is made anew at"
         " every step.",
         f"The first {chosen.sink} and the last {chosen.window} tokens.",
-        f"{chosen.m} tokens are those that the draft attends to while it drafts, in its layers {layers},"
+        f"{chosen.m} of them: what the draft attends to while it drafts, in its layers {layers},"
         f" {len(chosen.lookahead[0].heads)} heads each."
         if chosen.m and chosen.lookahead
         else "Nothing: this is Dustin-T.",
-        f"{history} tokens are those that the target attended to last, in its layer {chosen.history.layer},"
-        f" heads {heads}."
+        f"{history} of them: what the target attended to last, in its layer {chosen.history.layer}, heads {heads}."
         if history
         else "Nothing: this is Dustin-D.",
     ]

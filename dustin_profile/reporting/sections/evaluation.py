@@ -10,11 +10,12 @@ from dustin_profile.reporting.documents.evaluation import Evaluation
 from dustin_profile.reporting.documents.evaluation import Row as Entry
 from dustin_profile.reporting.methods import label, style
 from dustin_profile.reporting.section import Section
+from dustin_profile.reporting.sections.needle_grid import is_grid
 from dustin_profile.reporting.sources import Evidence
-from dustin_profile.reporting.titles import pair_of, slug
+from dustin_profile.reporting.titles import pair_of
 from dustin_profile.reporting.wording import cell, count, difference, plain
 
-HEADER = ("method", "k", "items", "score", "minus vanilla", "same text", "tokens read", "τ", "tokens/s")
+HEADER = ("method", "score", "minus vanilla", "items", "same text", "tokens read", "τ", "tokens/s")
 MARKDOWN_ROWS = 40
 """More belong on the page alone."""
 SCORES = {"found": "facts found", "recalled": "facts recalled", "score": "score"}
@@ -33,7 +34,7 @@ def build(evidence: Evidence) -> Content | None:
         if lost:
             name = SCORES.get(_score(data), _score(data))
             figure = Figure(
-                f"eval-{data.task}{slug(number, len(found))}",
+                f"eval-{number + 1}",
                 f"{data.task}, all items: each method minus vanilla, on the same items.",
                 f"Paired differences of {name} from vanilla: {title}",
                 partial(intervals, marks=lost, xlabel=f"{name}, minus vanilla's", zero=True),
@@ -70,9 +71,9 @@ def _lost(data: Evaluation) -> list[Mark]:
 
 
 def groups(data: Evaluation) -> list[dict[str, str]]:
-    """Groups of items in their order, all items first; those of a task with one group are all of it."""
+    """Groups of items in their order, all items first; all items alone where that is the one group, or a grid."""
     found = {tuple(entry.group.items()): entry.group for entry in data.entries}
-    if len(found) == 2 and () in found:
+    if () in found and (len(found) == 2 or all(is_grid(group) for group in found.values() if group)):
         return [{}]
     return sorted(found.values(), key=len)
 
@@ -82,30 +83,27 @@ def _table(data: Evaluation) -> Table:
     rows: list[Row | Group] = []
     for group in groups(data):
         rows.append(Group(", ".join(f"{name} {value}" for name, value in group.items()) or "all items"))
-        for entry in data.entries:
-            if entry.group == group:
-                minus = (entry.minus_vanilla or {}).get(score)
-                rows.append(
-                    Row(
-                        [
-                            Cell(label(entry.method)),
-                            Cell(str(entry.budget or "")),
-                            Cell(count(entry.items)),
-                            cell(entry.scores[score]),
-                            difference(minus) if minus else Cell(""),
-                            Cell("" if entry.same_text is None else f"{entry.same_text}"),
-                            Cell("" if entry.tokens_read is None else count(entry.tokens_read)),
-                            Cell("" if entry.tau is None else plain(entry.tau, 2)),
-                            Cell("" if entry.tokens_per_s is None else plain(entry.tokens_per_s, 1)),
-                        ],
-                        strong=style(entry.method).own,
-                    )
-                )
+        rows += [_row(entry, score) for entry in data.entries if entry.group == group]
     header = [SCORES.get(score, score) if name == "score" else name for name in HEADER]
     where = ", ".join(part for part in (data.inputs.device, data.inputs.dtype) if part)
     note = f"Measured on {where}. tokens/s is what one reader sees, on that device." if where else ""
     short = not data.averages and len(rows) <= MARKDOWN_ROWS
     return Table("Scores by group of items and method", header, rows, note, markdown=short)
+
+
+def _row(entry: Entry, score: str) -> Row:
+    minus = (entry.minus_vanilla or {}).get(score)
+    cells = [
+        Cell(label(entry.method), f"k = {entry.budget}" if entry.budget else ""),
+        cell(entry.scores[score]) if score in entry.scores else Cell(""),
+        difference(minus) if minus else Cell(""),
+        Cell(count(entry.items)),
+        Cell("" if entry.same_text is None else f"{entry.same_text}"),
+        Cell("" if entry.tokens_read is None else count(entry.tokens_read)),
+        Cell("" if entry.tau is None else plain(entry.tau, 2)),
+        Cell("" if entry.tokens_per_s is None else plain(entry.tokens_per_s, 1)),
+    ]
+    return Row(cells, strong=style(entry.method).own)
 
 
 def _averages(data: Evaluation) -> Table:

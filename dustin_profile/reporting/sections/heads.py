@@ -17,7 +17,7 @@ USED = 4
 
 
 def build(evidence: Evidence) -> Content | None:
-    scored = evidence.of(Heads)
+    scored = sorted(evidence.of(Heads), key=lambda source: (source.run, source.data.side != "target"))
     known: set[tuple[str, str]] = {(source.run, source.data.side) for source in scored}
     blocks: list[Block] = []
     figures = [_scores(source, _chosen(evidence, source), slug(n, len(scored))) for n, source in enumerate(scored)]

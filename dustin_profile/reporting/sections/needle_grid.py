@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from dustin_profile.reporting.blocks import Block, Content, Figure, Figures
@@ -16,13 +16,18 @@ from dustin_profile.reporting.titles import pair_of
 from dustin_profile.reporting.wording import count
 
 
+def is_grid(group: Mapping[str, str]) -> bool:
+    """Whether items are grouped as this section shows them."""
+    return group.keys() == {"length", "depth"}
+
+
 def build(evidence: Evidence) -> Content | None:
     blocks: list[Block] = []
     number = 0
     for source in evidence.of(Evaluation):
         cells: dict[tuple[str, int | None], list[Row]] = {}
         for entry in source.data.entries:
-            if entry.group.keys() == {"length", "depth"}:
+            if is_grid(entry.group):
                 cells.setdefault((entry.method, entry.budget), []).append(entry)
         figures = []
         for (method, budget), rows in cells.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dustin_profile.reporting.blocks import Block, Bullets, Cell, Code, Content, Heading, Row, Table
@@ -23,7 +23,7 @@ def build(evidence: Evidence) -> Content | None:
         return None
     sources = evidence.sources
     files = Bullets([_said(source) for source in sources], [f"{source.name}:" for source in sources])
-    blocks: list[Block] = [Heading("Files"), files]
+    blocks: list[Block] = [Heading("Files"), files, Heading("Versions"), _versions(sources)]
     if models := _models(evidence):
         head = ("model", "revision", "SHA-256")
         note = "A model's hash covers its headers and samples of its weights; it is not that of a file."
@@ -41,7 +41,6 @@ def _said(source: Source[Any]) -> str:
     kind = "dustin-profile search" if isinstance(data, DustinConfig) else MADE_BY.get(data.kind, f"hand ({data.kind})")
     if isinstance(data, Evaluation):
         kind += f" {data.task}"
-    versions = origin.versions or getattr(data, "versions", {})
     device = origin.device or getattr(data, "device", "") or getattr(inputs, "device", "")
     hashed = origin.data_sha256 or getattr(inputs, "data_sha256", "")
     parts = [
@@ -49,10 +48,19 @@ def _said(source: Source[Any]) -> str:
         device or "device not recorded",
         f"data {origin.data} {hashed[:SHOWN]}".replace("  ", " ").strip() if hashed else "",
         f"seed {origin.seed}" if origin.seed is not None else "",
-        ", ".join(f"{name} {version}" for name, version in versions.items()) or "versions not recorded",
         f"SHA-256 {source.sha256[:SHOWN]}…",
     ]
-    return "; ".join(part for part in parts if part) + "."
+    return "; ".join(part for part in parts if part)
+
+
+def _versions(sources: Sequence[Source[Any]]) -> Bullets:
+    """Every set of versions once, with the files that it made."""
+    files: dict[str, list[str]] = {}
+    for source in sources:
+        found = provenance(source.data).versions or getattr(source.data, "versions", {})
+        said = ", ".join(f"{name} {version}" for name, version in found.items())
+        files.setdefault(said or "not recorded", []).append(source.name)
+    return Bullets(list(files), [f"{', '.join(names)}:" for names in files.values()])
 
 
 def provenance(data: Any) -> Provenance:
