@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 Tone = Literal["", "strong", "muted", "good", "bad"]
@@ -48,6 +48,20 @@ class Table:
     note: str = ""
     text_columns: frozenset[int] = frozenset({0})
     markdown: bool = False
+
+    def without_empty(self) -> Table:
+        """The same without columns that no row has anything in."""
+        rows = [row for row in self.rows if isinstance(row, Row)]
+        kept = [place for place in range(len(self.header)) if any(row.cells[place].text for row in rows)]
+        return replace(
+            self,
+            header=[self.header[place] for place in kept],
+            rows=[
+                replace(row, cells=[row.cells[place] for place in kept]) if isinstance(row, Row) else row
+                for row in self.rows
+            ],
+            text_columns=frozenset(new for new, place in enumerate(kept) if place in self.text_columns),
+        )
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,16 @@ _STYLES = {
     "snapkv-8": Style("SnapKV, window 8", GREEN, "p", "--"),
     "quest": Style("Quest", PINK, "X"),
     "specattn-all": Style("SpecAttn, all heads", AMBER, "h"),
+    "quest-query-head": Style("Quest, per query head", PINK, "*", "--"),
+    "specattn": Style("SpecAttn", AMBER, "H", "--"),
+    "h2o": Style("H2O", "#7c5cbf", "<"),
+    "smallkv": Style("SmallKV", "#8c564b", ">"),
+    "compresskv": Style("CompressKV", "#4d7c0f", "8"),
+    "history-top": Style("history, nothing kept", SKY, "v", ":"),
+    "lookahead-top": Style("lookahead, nothing kept", SKY, "^", ":"),
+    "lookahead-top-all": Style("lookahead, all layers", GREEN, "^", ":"),
+    "history-by-layer": Style("history, per layer", SKY, "v", "-"),
+    "oracle-by-layer": Style("oracle, per layer", GREY, "D", ":", bound=True),
     "vanilla": Style("vanilla", INK, "s"),
     "sd": Style("classic SD", GREY, "P"),
     "magicdec": Style("MagicDec", AMBER, "D"),
@@ -60,9 +70,14 @@ _SEARCH_NAMES = {"hybrid": "dustin", "dustin_t": "dustin-t", "dustin_d": "dustin
 _OTHERS = ("#7c5cbf", "#8c564b", "#4d7c0f", "#be123c", "#0f766e", "#475569")
 
 
+def canonical(name: str) -> str:
+    """A policy's name as methods are called."""
+    return _SEARCH_NAMES.get(name, name)
+
+
 def style(name: str) -> Style:
     """Of a method or policy; one that is not listed here gets a colour by its name, the same in every report."""
-    name = _SEARCH_NAMES.get(name, name)
+    name = canonical(name)
     if name not in _STYLES:
         place = sum(name.encode())
         return Style(name, _OTHERS[place % len(_OTHERS)], "<>*8"[place % 4], ("-", "--", "-.")[place % 3])

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from dustin_profile.reporting.documents import KINDS, MADE_BY
+from dustin_profile.reporting.documents.analysis import Overhead, Recovery
 from dustin_profile.reporting.documents.common import Document
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
 from dustin_profile.reporting.documents.search import SearchResults
@@ -84,26 +85,38 @@ def gather(paths: Sequence[Path]) -> Evidence:
 Found = Iterator[tuple[Path, Source[Any]]]
 
 
-def _folder(folder: Path) -> Found:
-    run = folder.name or folder.resolve().name
+def _folder(folder: Path, run: str = "", depth: int = 2) -> Found:
+    """What a run directory holds, or a folder of results and of run directories, `depth` levels down."""
+    run = run or folder.name or folder.resolve().name
     is_run = any((folder / name).exists() for name in (_CONFIG, "search", "traces", "srh"))
-    if (folder / _RESULTS).exists() and not (folder / _CONFIG).exists():
-        raise MissingError(
-            f"{folder / _RESULTS}: stands without {_CONFIG}, so its search was not completed: run the same"
-            " dustin-profile search again"
-        )
-    configs = [folder / _CONFIG] if is_run else sorted(folder.glob("*.yaml"))
-    names = [path.name for path in configs if path.exists()]
-    names += sorted(str(path.relative_to(folder)) for path in (*folder.glob("*.json"), *folder.glob("*/*.json")))
+    paths = [folder / _CONFIG] if is_run else sorted(folder.glob("*.yaml"))
+    paths += sorted(folder.glob("*.json"))
+    if is_run:
+        paths += sorted(folder.glob("*/*.json"))
     found = [
         one
-        for name in names
-        if Path(name).name not in _INTERNAL and not Path(name).name.startswith("document-")
-        for one in _file(folder / name, f"{run}/{name}", run, is_run=is_run)
+        for path in paths
+        if path.is_file() and path.name not in _INTERNAL and not path.name.startswith("document-")
+        for one in _file(path, f"{run}/{path.relative_to(folder)}", run, is_run=is_run)
     ]
+    _require_complete(folder, found)
     if is_run:
         _require_one_run(folder, found)
     yield from found
+    if not is_run and depth:
+        for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+            yield from _folder(inner, f"{run}/{inner.name}", depth - 1)
+
+
+def _require_complete(folder: Path, found: Sequence[tuple[Path, Source[Any]]]) -> None:
+    """A search writes its config last: without it, the results beside it may be an earlier one's."""
+    for path, source in found:
+        ends_a_run = path == folder / _RESULTS and isinstance(source.data, SearchResults)
+        if ends_a_run and not (folder / _CONFIG).exists():
+            raise MissingError(
+                f"{path}: stands without {_CONFIG}, so its search was not completed: run the same dustin-profile search"
+                " again"
+            )
 
 
 def _file(path: Path, name: str, run: str, *, is_run: bool) -> Found:
@@ -175,8 +188,10 @@ def _require_one_run(folder: Path, found: Sequence[tuple[Path, Source[Any]]]) ->
             said = {"pair": [data.pair.target.id, data.pair.draft.id], "selection": data.inputs.selection}
         elif isinstance(data, Fidelity):
             said = {"selection": data.inputs.selection}  # its models may be copies with other names
-        elif isinstance(data, Drift) and data.selection:
+        elif (isinstance(data, Drift) and data.selection) or isinstance(data, Recovery):
             said = {"selection": data.selection}
+        elif isinstance(data, Overhead):
+            said = {"selection": data.inputs.selection}
         else:
             continue
         theirs = said | {"selection": said["selection"].model_dump(mode="json")}  # type: ignore[attr-defined]

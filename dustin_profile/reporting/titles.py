@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dustin_profile.reporting.documents.analysis import Overhead, OverheadInputs, Recovery
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.sources import Evidence, Source
@@ -16,7 +17,9 @@ def pair_of(data: Any) -> str | None:
     """The pair that a document is about, if it says."""
     if isinstance(data, Fidelity | Evaluation):
         return pair(data.inputs.models.target.id, data.inputs.models.draft.id)
-    if isinstance(data, SearchResults | Drift | DustinConfig) and data.pair:
+    if isinstance(data, Overhead):
+        data = data.inputs
+    if isinstance(data, SearchResults | Drift | DustinConfig | Recovery | OverheadInputs) and data.pair:
         return pair(data.pair.target.id, data.pair.draft.id)
     return None
 
@@ -42,7 +45,8 @@ def titles(sources: Sequence[Source[Any]]) -> list[str]:
 
 def pairs(evidence: Evidence) -> list[str]:
     """Pairs whose quality was measured, in the order given."""
-    named = [pair_of(source.data) for kind in (SearchResults, Fidelity, Evaluation) for source in evidence.of(kind)]
+    kinds = (SearchResults, Recovery, Fidelity, Evaluation)
+    named = [pair_of(source.data) for kind in kinds for source in evidence.of(kind)]
     return list(dict.fromkeys(name for name in named if name))
 
 

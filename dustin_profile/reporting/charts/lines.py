@@ -38,6 +38,8 @@ def lines(
     if x_ticks:
         axes.set_xticks(list(x_ticks), [f"{tick:,.0f}" for tick in x_ticks])
         axes.minorticks_off()
+    elif not log_x and all(x == int(x) for _, xs, _ in curves for x in xs):
+        whole_numbers(axes.xaxis)
     if log_y:
         decimal_ticks(axes)
     axes.grid(color=RULE, lw=0.6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dustin_profile.reporting.documents.analysis import Overhead, Recovery, Stabilities
 from dustin_profile.reporting.documents.common import Document
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
 from dustin_profile.reporting.documents.run import AttentionBench, Bench, Generation, GenerationSummary
@@ -15,6 +16,9 @@ KINDS: dict[str, type[Document]] = {
         Evaluation,
         Fidelity,
         Drift,
+        Recovery,
+        Stabilities,
+        Overhead,
         GenerationSummary,
         Generation,
         Bench,
@@ -27,6 +31,9 @@ MADE_BY = {
     "dustin-heads": "dustin-profile srh",
     "dustin-eval": "dustin-profile eval",
     "dustin-fidelity": "dustin-profile eval fidelity",
+    "dustin-arr": "dustin-profile eval arr",
+    "dustin-stability": "dustin-profile eval stability",
+    "dustin-overhead": "dustin-profile eval overhead",
     "dustin-drift": "dustin-profile drift --json",
     "dustin-generation": "dustin-run generate --json",
     "dustin-bench": "dustin-run bench --json",

@@ -22,6 +22,12 @@ class Estimate(Part):
     method: str = "none"
     documents: int = 0
 
+    @property
+    def negated(self) -> Estimate:
+        """The same difference the other way round."""
+        low, high = (None if end is None else -end for end in (self.high, self.low))
+        return self.model_copy(update={"mean": -self.mean, "low": low, "high": high})
+
 
 class ModelId(Part):
     id: str

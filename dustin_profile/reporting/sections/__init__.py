@@ -17,8 +17,11 @@ from dustin_profile.reporting.sections import (
     heads,
     limits,
     needle_grid,
+    overhead,
     provenance,
     proxy,
+    recovery,
+    stability,
 )
 
 SECTIONS: tuple[Section, ...] = (
@@ -26,6 +29,7 @@ SECTIONS: tuple[Section, ...] = (
     config.SECTION,
     arr.SECTION,
     budget.SECTION,
+    recovery.SECTION,
     fidelity.SECTION,
     proxy.SECTION,
     drift.SECTION,
@@ -34,7 +38,9 @@ SECTIONS: tuple[Section, ...] = (
     generation.SECTION,
     bench.SECTION,
     attention.SECTION,
+    overhead.SECTION,
     heads.SECTION,
+    stability.SECTION,
     limits.SECTION,
     provenance.SECTION,
 )

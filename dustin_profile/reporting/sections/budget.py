@@ -7,6 +7,7 @@ from functools import partial
 
 from dustin_profile.reporting.blocks import Content, Figure, Figures
 from dustin_profile.reporting.charts import lines
+from dustin_profile.reporting.documents.analysis import Recovery
 from dustin_profile.reporting.documents.evaluation import Fidelity
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.methods import Style, style
@@ -19,7 +20,7 @@ Curves = dict[str, list[tuple[float, float]]]
 
 
 def build(evidence: Evidence) -> Content | None:
-    found = [*_searched(evidence), *_given(evidence)]
+    found = [*_searched(evidence), *_analysed(evidence), *_given(evidence)]
     figures = [
         Figure(
             f"budget{slug(number, len(found))}",
@@ -78,6 +79,18 @@ def _searched(evidence: Evidence) -> list[tuple[str, Curves]]:
     return found
 
 
+def _analysed(evidence: Evidence) -> list[tuple[str, Curves]]:
+    found = []
+    for source in evidence.of(Recovery):
+        points: Curves = {}
+        for row in source.data.budgets:
+            points.setdefault(row.policy, []).append((row.read, row.arr.mean))
+        if any(len(line) > 1 for line in points.values()):
+            caption = f"{pair_of(source.data)}: retrieval heads, {source.data.split} documents, one config."
+            found.append((caption, points))
+    return found
+
+
 def _given(evidence: Evidence) -> list[tuple[str, Curves]]:
     found = []
     for source in evidence.of(Fidelity):
@@ -89,4 +102,4 @@ def _given(evidence: Evidence) -> list[tuple[str, Curves]]:
     return found
 
 
-SECTION = Section("budget", "Attention by budget", "dustin-profile eval fidelity --budget 512 --budget 256", build)
+SECTION = Section("budget", "Attention by budget", "dustin-profile eval arr RUN", build)

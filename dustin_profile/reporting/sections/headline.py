@@ -21,7 +21,6 @@ from dustin_profile.reporting.blocks import (
 from dustin_profile.reporting.charts import Mark, intervals
 from dustin_profile.reporting.documents.evaluation import Drift, Fidelity
 from dustin_profile.reporting.documents.run import Bench, BenchRow
-from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.methods import label, style
 from dustin_profile.reporting.points import OWN, Point, known_points
 from dustin_profile.reporting.section import Section
@@ -65,17 +64,14 @@ def build(evidence: Evidence) -> Content | None:
 
 def _quality_cards(points: Sequence[Point]) -> list[Card]:
     cards = []
-    searched = [(point, point.search) for point in points if point.search and "hybrid" in point.search.policies]
+    searched = [(point, point.kept) for point in points if point.kept and point.configured]
     if searched:
-        point, data = searched[0]
-        arr = data.policies["hybrid"].arr
-        share = point.budget / data.traces.context
-        detail = (
-            f"of the target's attention {interval(arr)} lies on the {count(point.budget)} tokens it reads of"
-            f" {count(data.traces.context)} ({percent(share)})."
-        )
-        others = [(p.budget, d.policies["hybrid"].arr.mean) for p, d in searched[1:] if p.pair == point.pair]
-        detail += "".join(f" At k = {k}: {plain(mean)}." for k, mean in others)
+        point, arr = searched[0]
+        detail = f"of the target's attention {interval(arr)} lies on the {count(point.budget)} tokens it reads"
+        if point.context:
+            detail += f" of {count(point.context)} ({percent(point.budget / point.context)})"
+        others = [(other.budget, kept.mean) for other, kept in searched[1:] if other.pair == point.pair]
+        detail += "." + "".join(f" At k = {k}: {plain(mean)}." for k, mean in others)
         cards.append(Card("Attention kept", plain(arr.mean), f"{detail} {point.pair}.", f"k = {point.budget}"))
     measured = [(point, point.fidelity) for point in points if point.fidelity]
     if measured:
@@ -138,27 +134,22 @@ def _speed_cards(evidence: Evidence) -> list[Card]:
 
 
 def _verdicts(points: Sequence[Point]) -> list[tuple[str, str]]:
-    """A sentence per pair and budget that was searched."""
+    """A sentence per pair and budget that a config reads."""
     found = []
     for point in points:
-        data = point.search
-        if not data or "hybrid" not in data.policies:
+        if not point.kept or not point.configured:
             continue
-        hybrid = data.policies["hybrid"].arr
-        text = f"Dustin keeps {estimate(hybrid)} of the attention"
-        if oracle := data.policies.get("oracle"):
-            text += f", {percent(hybrid.mean / oracle.arr.mean)} of what the best single list keeps"
-        above = [name for name, gain in data.hybrid_minus.items() if certain(gain) and gain.mean > 0]
-        below = [name for name, gain in data.hybrid_minus.items() if certain(gain) and gain.mean < 0]
-        open_ = [name for name, gain in data.hybrid_minus.items() if not certain(gain)]
-        gains = [f"{label(name)} ({signed(data.hybrid_minus[name].mean)})" for name in above]
-        if gains:
+        text = f"Dustin keeps {estimate(point.kept)} of the attention"
+        if point.of_oracle:
+            text += f", {percent(point.of_oracle)} of what the best single list keeps"
+        sure = {name: gain for name, gain in point.over.items() if certain(gain)}
+        if gains := [f"{label(name)} ({signed(gain.mean)})" for name, gain in sure.items() if gain.mean > 0]:
             text += f"; more than {listed(gains)}"
-        if worse := [label(name) for name in below if not style(name).bound]:
+        if worse := [label(name) for name, gain in sure.items() if gain.mean < 0 and not style(name).bound]:
             text += f"; less than {listed(worse)}"
         text += "."
-        if compared := [label(name) for name in open_ if not style(name).bound]:
-            text += f" Its distance from {listed(compared)} may be chance."
+        if unsure := [label(name) for name in point.over if name not in sure and not style(name).bound]:
+            text += f" Its distance from {listed(unsure)} may be chance."
         found.append((f"{point.pair}, k = {point.budget}:", text))
     return found
 
@@ -196,73 +187,73 @@ def _classic(row: BenchRow) -> bool:
 
 
 def _table(points: Sequence[Point]) -> Table:
-    drifts = any(point.drift is not None for point in points)
-    header = ["budget", "of context", "ARR", "of the oracle's", "over StreamingLLM", "same choice", "KL, nats"]
+    header = [
+        "budget",
+        "of context",
+        "ARR",
+        "of the oracle's",
+        "over StreamingLLM",
+        "same choice",
+        "KL, nats",
+        "drift, nats",
+    ]
     rows: list[Row | Group] = []
     for place, point in enumerate(points):
         if place == 0 or points[place - 1].pair != point.pair:
             rows.append(Group(point.pair))
-        data, measured = point.search, point.fidelity
-        hybrid = data.policies.get("hybrid") if data else None
-        oracle = data.policies.get("oracle") if data else None
-        gain = data.hybrid_minus.get("streaming") if data else None
-        if hybrid:
-            arr = cell(hybrid.arr)
+        measured, kept, gain = point.fidelity, point.kept, point.over.get("streaming")
+        if kept:
+            arr = cell(kept)
         elif measured:
             arr = Cell(plain(measured.arr.mean), f"all heads {interval(measured.arr)}".strip(), "muted")
         else:
             arr = Cell("")
         cells = [
             Cell(f"k = {point.budget}"),
-            Cell(percent(point.budget / data.traces.context) if data else ""),
+            Cell(percent(point.budget / point.context) if point.context else ""),
             arr,
-            Cell(percent(hybrid.arr.mean / oracle.arr.mean) if hybrid and oracle else ""),
+            Cell(percent(point.of_oracle) if point.of_oracle else ""),
             difference(gain) if gain else Cell(""),
             cell(measured.agreement) if measured else Cell(""),
             cell(measured.kl) if measured else Cell(""),
+            Cell(plain(point.drift) if point.drift is not None else ""),
         ]
-        if drifts:
-            cells.append(Cell(plain(point.drift) if point.drift is not None else ""))
         rows.append(Row(cells))
-    if drifts:
-        header.append("drift, nats")
     note = (
         "ARR: share of the attention of retrieval heads on held-out documents; “all heads”: of all heads, on given"
         " texts. Same choice and KL: against full verification, on given texts. Empty: not measured."
     )
-    return Table("What each budget keeps", header, rows, note, markdown=True)
+    return Table("What each budget keeps", header, rows, note, markdown=True).without_empty()
 
 
 def headline_figures(evidence: Evidence) -> list[Figure]:
     """One picture of what is kept, one of what is saved; together they are the picture for a pull request."""
     figures = []
-    searches = evidence.of(SearchResults)
-    fidelities = evidence.of(Fidelity)
-    if searches:
-        data = max(searches, key=lambda source: source.data.selection.budget).data
-        marks = [Mark(label(name), policy.arr, style(name)) for name, policy in data.policies.items()]
-        what, k, pair, named = "attention kept (ARR)", data.selection.budget, pair_of(data), "Attention kept"
-    elif fidelities:
+    configured = [point for point in known_points(evidence) if point.configured and point.arr]
+    if configured:
+        point = configured[0]
+        marks = [Mark(label(name), arr, style(name)) for name, arr in point.arr.items()]
+        figures.append(_kept(marks, "Attention kept", "attention kept (ARR)", point.budget, point.pair))
+    elif fidelities := evidence.of(Fidelity):
         found = fidelities[0].data
         k = max((budget for _, budget in found.cells), default=0)
         marks = [Mark(label(m), one.agreement, style(m)) for (m, budget), one in found.cells.items() if budget == k]
-        what, pair, named = "same choice as full verification", pair_of(found), "Choices kept"
-    else:
-        marks = []
-    if marks:
-        figures.append(
-            Figure(
-                "headline-kept",
-                f"{named} at k = {k}, with 95 % intervals: {pair}.",
-                f"{named} by policy: {pair}",
-                partial(intervals, marks=marks, xlabel=f"{what}, k = {k}"),
-                title=(pair or "").replace(" with ", "\nwith ", 1),
-                height=max(0.95 + 0.34 * len(marks), 2.6),
-            )
-        )
+        if marks:
+            figures.append(_kept(marks, "Choices kept", "same choice as full verification", k, pair_of(found) or ""))
     if benches := evidence.of(Bench):
         figures.append(speed_figure(benches[0].data, "headline-speed"))
     return figures
+
+
+def _kept(marks: Sequence[Mark], named: str, what: str, k: int, pair: str) -> Figure:
+    return Figure(
+        "headline-kept",
+        f"{named} at k = {k}, with 95 % intervals: {pair}.",
+        f"{named} by policy: {pair}",
+        partial(intervals, marks=marks, xlabel=f"{what}, k = {k}"),
+        title=pair.replace(" with ", "\nwith ", 1),
+        height=max(0.95 + 0.34 * len(marks), 2.6),
+    )
 
 
 SECTION = Section("summary", "In short", "dustin-profile search", build)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from commands import Outcome, dustin_profile
-from conftest import RESULTS
 from html_page import Page
+from result_files import RESULTS
 
 from dustin_runtime.files import read_json
 

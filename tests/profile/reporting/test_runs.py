@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from commands import SEARCH, dustin_profile
-from conftest import RESULTS, evaluation
 from html_page import Page
+from result_files import RESULTS, evaluation, overhead, recovery, stability
 from tiny_pair import TinyPair
 
 from dustin_profile.reporting.report import compose
@@ -55,7 +55,15 @@ def test_a_run_directory_explains_its_config(run: Path, tmp_path: Path) -> None:
     document, page, text = report(run, "-o", tmp_path / "page.html")
     expected = ["summary", "config", "arr", "budget", "fidelity", "proxy", "drift", "eval", "needle", "heads"]
     assert [key for key in expected if key not in {"budget"}] == [s for s in document["sections"] if s in expected]
-    assert list(document["omitted"]) == ["budget", "generation", "speed", "attention"]
+    assert list(document["omitted"]) == [
+        "budget",
+        "recovery",
+        "generation",
+        "speed",
+        "attention",
+        "overhead",
+        "stability",
+    ]
     results = read_json(run / "results.json")
     chosen = results["selection"]
     history = chosen["budget"] - chosen["m"] - chosen["sink"] - chosen["window"]
@@ -149,3 +157,40 @@ def test_longbench_has_its_averages(tmp_path: Path, changed: Callable[..., Path]
     assert table.row("Dustin (hybrid)") == ["Dustin (hybrid)", "128", "2", "0.312", "0.300", "0.500", "0.125"]
     scores = page.table("Scores by group of items and method")
     assert [row[0] for row in scores.rows if len(row) == 1] == ["all items", "task qasper", "task gov_report"]
+
+
+def test_attention_is_taken_apart(tmp_path: Path) -> None:
+    for made in (recovery(), stability(), overhead()):
+        (tmp_path / f"{made['kind']}.json").write_text(json.dumps(made))
+    evidence = gather(sorted(tmp_path.glob("*.json")))
+    sections = {section.key: content for section, content in compose(evidence).sections}
+    assert {"summary", "budget", "recovery", "overhead", "stability"} <= sections.keys()
+    ages = sections["recovery"].figures[0].draw.keywords["curves"]  # type: ignore[attr-defined]
+    assert [(style.label, x, y) for style, x, y in ages] == [
+        ("history of all heads", [1, 4], [1 / 64, 4 / 64]),
+        ("Dustin-T", [1, 4], [1 / 64, 4 / 64]),
+    ]
+    assert sections["overhead"].figures[0].synthetic == ["synthetic caches"]
+    _, page, _ = report(*sorted(tmp_path.glob("*.json")), "-o", tmp_path / "page.html")
+    summary = page.table("What each budget keeps")
+    assert summary.rows[0] == ["budget", "of context", "ARR", "of the oracle's"]
+    assert summary.row("k = 128") == ["k = 128", "12.5\xa0%", "0.625 [0.500, 0.750]", "83\xa0%"]
+    split = page.table("The split of the budget by kind of document").row("all documents 10 documents")
+    assert split[2:5] == ["+0.250 [+0.125, +0.375]", "+0.062 [−0.062, +0.188]", "88"]
+    costs = page.table("Cost of choosing: target with draft")
+    assert costs.row("Dustin (hybrid)", 1) == ["Dustin (hybrid)", "2.00", "12.5\xa0%", "6.2\xa0%", "synthetic"]
+    agreed = page.table("Agreement of head rankings")
+    assert agreed.row("length 512 and 1024") == ["length 512 and 1024", "0.75 [0.62, 0.88]", "0.50 [0.38, 0.62]"]
+    assert "Attention alone" in page.text  # it is named as not measured
+
+
+def test_folders_of_runs_are_searched(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "all" / "pairs" / "tiny")
+    shutil.copy(RESULTS / "bench-qwen7b-1xh200.json", tmp_path / "all" / "bench.json")
+    evidence = gather([tmp_path / "all"])
+    names = [source.name for source in evidence.sources]
+    assert names[0] == "all/bench.json"
+    assert {"all/pairs/tiny/config.yaml", "all/pairs/tiny/srh/heads-draft.json"} <= set(names)
+    assert {source.is_run for source in evidence.sources if source.run == "all/pairs/tiny"} == {True}
+    needle = gather([run / "needle"])
+    assert [source.name for source in needle.sources] == ["needle/results.json"]
