@@ -137,6 +137,8 @@ class Card:
     label: str
     value: str
     detail: str
+    where: str = ""
+    """What it was measured on."""
     tag: str = ""
     """What qualifies it, such as that it is synthetic."""
 

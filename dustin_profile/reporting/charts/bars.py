@@ -71,7 +71,7 @@ def bars(figure: Any, rows: Sequence[tuple[Style, str, float, str]], xlabel: str
     for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
         tick.set_fontweight("bold" if row[0].own else "normal")
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 1.14 * max(value for *_, value, _ in rows))
+    axes.set_xlim(0, 1.14 * max(value for *_, value, _ in rows) or 1.0)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(xlabel)
     axes.grid(axis="x", color=RULE, lw=0.6)

@@ -47,15 +47,19 @@ def lines(
 
 
 def _label_ends(axes: Any, ends: Sequence[tuple[float, float, Style]]) -> None:
-    """Write every line's name to the right of the axes, near where it ends, none over another."""
+    """Write every line's name to the right of the axes, near where it ends, none over another.
+
+    Args:
+        ends: y, x and style; lines that end in one point are named in the order of their labels.
+    """
     low, high = axes.get_ylim()
     scale = np.log10 if axes.get_yscale() == "log" else np.asarray
     bottom, top = float(scale(low)), float(scale(high))
-    wanted = sorted(((float(scale(y)) - bottom) / (top - bottom), x, y, style) for y, x, style in _plain(ends))
+    ordered = sorted(ends, key=lambda end: (end[0], end[2].label))
     height = axes.get_position().height * axes.figure.get_figheight() * 72
     gap = (SMALL + 1.5) / max(height, 1)
-    places = _spread([place for place, *_ in wanted], gap)
-    for place, (_, x, y, style) in zip(places, wanted, strict=True):
+    places = _spread([(float(scale(y)) - bottom) / (top - bottom) for y, _, _ in ordered], gap)
+    for place, (y, x, style) in zip(places, ordered, strict=True):
         axes.annotate(
             short(style.label),
             (x, y),
@@ -76,10 +80,6 @@ def _label_ends(axes: Any, ends: Sequence[tuple[float, float, Style]]) -> None:
                 "alpha": 0.6,
             },
         )
-
-
-def _plain(ends: Sequence[tuple[float, float, Style]]) -> list[tuple[float, float, Style]]:
-    return sorted(ends, key=lambda end: (end[0], end[1], end[2].label))
 
 
 def _spread(wanted: Sequence[float], gap: float) -> list[float]:
@@ -134,7 +134,7 @@ def curve(
             color=GREY,
         )
     axes.margins(y=0.1)
-    axes.set_xlim(0, len(values) - 1)
+    axes.set_xlim(0, max(len(values) - 1, 1))
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(axis="y", color=RULE, lw=0.6)

@@ -88,7 +88,7 @@ def speed_figure(data: Bench, name: str) -> Figure:
         name,
         f"Decoding speed, {case_name(case)}, {data.pair}, and over vanilla." + _said(data),
         f"Tokens per second by method, {data.pair}",
-        partial(bars, rows=rows, xlabel=f"tokens/s, {case_name(case)}"),
+        partial(bars, rows=rows, xlabel=f"tokens/s, and over vanilla: {case_name(case)}"),
         synthetic=data.synthetic,
         title=f"{data.pair}, {data.device}",
         height=1.1 + 0.42 * len(rows),

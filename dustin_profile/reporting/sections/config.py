@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from dustin_profile.reporting.blocks import Block, Bullets, Code, Content, Figure, Figures, Heading
@@ -125,20 +126,23 @@ def _figures(data: SearchResults, suffix: str, title: str) -> list[Figure]:
                 ylabel="ARR",
             ),
         ),
-        Figure(
-            f"config-target-layers{suffix}",
-            "ARR of history alone by the target layer that is asked; blue: chosen.",
-            f"ARR by target layer: {title}",
-            partial(
-                columns,
-                values=data.layers.target_history_arr,
-                chosen=[chosen.history.layer],
-                xlabel="target layer",
-                ylabel="ARR, history alone",
-            ),
-        ),
     ]
-    if data.layers.draft_rounds_arr:
+    if _any(data.layers.target_history_arr):
+        figures.append(
+            Figure(
+                f"config-target-layers{suffix}",
+                "ARR of history alone by the target layer that is asked; blue: chosen.",
+                f"ARR by target layer: {title}",
+                partial(
+                    columns,
+                    values=data.layers.target_history_arr,
+                    chosen=[chosen.history.layer],
+                    xlabel="target layer",
+                    ylabel="ARR, history alone",
+                ),
+            )
+        )
+    if data.layers.draft_rounds_arr and _any(data.layers.draft_rounds_arr[0]):
         figures.append(
             Figure(
                 f"config-draft-layers{suffix}",
@@ -154,6 +158,10 @@ def _figures(data: SearchResults, suffix: str, title: str) -> list[Figure]:
             )
         )
     return figures
+
+
+def _any(values: Sequence[float | None]) -> bool:
+    return any(value is not None for value in values)
 
 
 _PARTS = {"sink": "first tokens", "lookahead": "lookahead (draft)", "history": "history (target)", "window": "last"}

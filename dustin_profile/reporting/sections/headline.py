@@ -72,7 +72,7 @@ def _quality_cards(points: Sequence[Point]) -> list[Card]:
             detail += f" of {count(point.context)} ({percent(point.budget / point.context)})"
         others = [(other.budget, kept.mean) for other, kept in searched[1:] if other.pair == point.pair]
         detail += "." + "".join(f" At k = {k}: {plain(mean)}." for k, mean in others)
-        cards.append(Card("Attention kept", plain(arr.mean), f"{detail} {point.pair}.", f"k = {point.budget}"))
+        cards.append(Card("Attention kept", plain(arr.mean), detail, point.pair, f"k = {point.budget}"))
     measured = [(point, point.fidelity) for point in points if point.fidelity]
     if measured:
         point, found = measured[0]
@@ -82,9 +82,7 @@ def _quality_cards(points: Sequence[Point]) -> list[Card]:
         )
         others_kept = [(p.budget, f.agreement.mean) for p, f in measured[1:] if p.pair == point.pair]
         detail += "".join(f" At k = {k}: {plain(mean)}." for k, mean in others_kept)
-        cards.append(
-            Card("Same choices", plain(found.agreement.mean), f"{detail} {point.pair}.", f"k = {point.budget}")
-        )
+        cards.append(Card("Same choices", plain(found.agreement.mean), detail, point.pair, f"k = {point.budget}"))
     return cards
 
 
@@ -98,7 +96,8 @@ def _drift_cards(evidence: Evidence) -> list[Card]:
                     "Drift",
                     plain(method.mean_kl),
                     f"nats from full verification, mean over {count(last.tokens)} generated tokens: {plain(first.kl)}"
-                    f" at first, {plain(last.kl)} at the end. {pair_of(source.data) or source.name}.",
+                    f" at first, {plain(last.kl)} at the end.",
+                    pair_of(source.data) or source.name,
                     f"k = {source.data.selection.budget}" if source.data.selection else "",
                 )
             ]
@@ -126,7 +125,8 @@ def _speed_cards(evidence: Evidence) -> list[Card]:
                     "Speed",
                     times(best.alpha),
                     f"vanilla's at best: {count(best.tokens_per_s)} tokens/s, {case_name((best.batch, best.context))}"
-                    f"{reads}. At least: {times(lowest)}. {data.pair}, {data.device}.",
+                    f"{reads}. At least: {times(lowest)}.",
+                    f"{data.pair}, {data.device}",
                     "SYNTHETIC" if best.synthetic else f"k = {best.budget}" if best.budget else "",
                 )
             )
