@@ -15,7 +15,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Run directories of search and eval, folders of results, JSON files of drift, eval or bench.",
             show_default=False,
         ),
