@@ -12,11 +12,11 @@ from pydantic import BaseModel, ValidationError
 
 from dustin_profile.reporting.documents import KINDS, MADE_BY
 from dustin_profile.reporting.documents.analysis import Overhead, Recovery
-from dustin_profile.reporting.documents.common import Document
+from dustin_profile.reporting.documents.common import Document, Pair
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.rundir import first_difference
-from dustin_runtime.config import DustinConfig, load_config
+from dustin_runtime.config import DustinConfig, PairIdentity, Selection, load_config
 from dustin_runtime.errors import ConflictError, MissingError, UsageError
 from dustin_runtime.files import digest_file, read_json
 from dustin_runtime.validation import one_line
@@ -176,29 +176,31 @@ def _sha256(path: Path) -> str:
 def _require_one_run(folder: Path, found: Sequence[tuple[Path, Source[Any]]]) -> None:
     """Results of one run directory rest on its config: those of an earlier one must not stand beside it unsaid."""
     config = next((source.data for _, source in found if isinstance(source.data, DustinConfig)), None)
-    if config is None:
-        return
-    chosen = config.selection.model_dump(mode="json")
-    target, draft = config.pair.target.id, config.pair.draft.id
-    for path, source in found:
-        data = source.data
-        if isinstance(data, SearchResults):
-            said = {"pair": [data.pair.target.id, data.pair.draft.id], "selection": data.selection}
-        elif isinstance(data, Evaluation):
-            said = {"pair": [data.pair.target.id, data.pair.draft.id], "selection": data.inputs.selection}
-        elif isinstance(data, Fidelity):
-            said = {"selection": data.inputs.selection}  # its models may be copies with other names
-        elif (isinstance(data, Drift) and data.selection) or isinstance(data, Recovery):
-            said = {"selection": data.selection}
-        elif isinstance(data, Overhead):
-            said = {"selection": data.inputs.selection}
-        else:
+    for path, source in found if config else ():
+        theirs = _rests_on(source.data)
+        if theirs is None or config is None:
             continue
-        theirs = said | {"selection": said["selection"].model_dump(mode="json")}  # type: ignore[attr-defined]
-        ours = {name: value for name, value in {"pair": [target, draft], "selection": chosen}.items() if name in said}
-        if field := first_difference(ours, theirs):
+        # What only one of them says is of another version, not of another config.
+        fields = theirs.model_fields_set & config.selection.model_fields_set
+        ours, others = (
+            {"selection": one.model_dump(mode="json", include=fields)} for one in (config.selection, theirs)
+        )
+        if isinstance(source.data, SearchResults):
+            ours["pair"], others["pair"] = _ids(config.pair), _ids(source.data.pair)
+        if field := first_difference(ours, others):
             name, here, there = field
             raise ConflictError(
                 f"{path}: made with {name} = {there}, {folder / _CONFIG} has {here}: results of two configs would be"
                 " mixed; make it again, or move it out and give it as a RUN of its own"
             )
+
+
+def _rests_on(data: Any) -> Selection | None:
+    """The selection that a document was made with."""
+    if isinstance(data, SearchResults | Drift | Recovery):
+        return data.selection
+    return data.inputs.selection if isinstance(data, Evaluation | Fidelity | Overhead) else None
+
+
+def _ids(pair: Pair | PairIdentity) -> dict[str, Any]:
+    return {"target": pair.target.id, "draft": pair.draft.id}

@@ -114,8 +114,12 @@ def test_results_of_two_configs_are_not_mixed(tmp_path: Path, undrawn: None) -> 
     (tmp_path / "page.html").unlink()
     (run / "fidelity" / "results.json").unlink()
     shutil.copy(RESULTS / "arr-qwen-coder1.5b_0.5b.json", run / "results.json")
-    words = ("results.json: made with pair = ", "Qwen2.5-Coder")
+    words = ("results.json: made with selection.budget = 256", "config.yaml has 128")
     refused(report(run, output=tmp_path / "page.html"), CONFLICT, *words)
+    found = read_json(RESULTS / ARR)
+    found["pair"]["draft"]["id"] = "another"
+    (run / "results.json").write_text(json.dumps(found))
+    refused(report(run, output=tmp_path / "page.html"), CONFLICT, "results.json: made with pair.draft = another")
 
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
