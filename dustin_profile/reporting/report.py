@@ -58,7 +58,7 @@ def compose(evidence: Evidence, title: str | None = None, sections: Sequence[Sec
         title or "Sparse verification: what it keeps, what it saves",
         evidence,
         shown,
-        [section for section, content in built if not content],
+        [section for section, content in built if section.command and not content],
         drawn,
         headline,
     )

@@ -15,7 +15,7 @@ class Section:
 
     Attributes:
         key: anchor on the page; its figures' names begin with it.
-        command: what would produce its data, for readers of a report without them.
+        command: what would produce its data, for readers of a report without them; empty if it rests on other sections.
         build: None if the evidence has nothing for it.
     """
 

@@ -8,7 +8,6 @@ from functools import partial
 from dustin_profile.reporting.blocks import (
     Block,
     Bullets,
-    Card,
     Cards,
     Cell,
     Content,
@@ -19,18 +18,18 @@ from dustin_profile.reporting.blocks import (
     Table,
 )
 from dustin_profile.reporting.charts import Mark, intervals
-from dustin_profile.reporting.documents.evaluation import Drift, Fidelity
+from dustin_profile.reporting.documents.evaluation import Fidelity
 from dustin_profile.reporting.documents.run import Bench, BenchRow
 from dustin_profile.reporting.methods import label, style
-from dustin_profile.reporting.points import OWN, Point, known_points
+from dustin_profile.reporting.points import Point, known_points
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sections.bench import case_name, speed_figure
+from dustin_profile.reporting.sections.headline_cards import answers, drift, fastest, quality, speed
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pair_of
 from dustin_profile.reporting.wording import (
     cell,
     certain,
-    count,
     difference,
     estimate,
     interval,
@@ -42,13 +41,16 @@ from dustin_profile.reporting.wording import (
 )
 from dustin_runtime.config import DustinConfig
 
+MOST = 6
+"""Numbers that a reader takes in at once."""
+
 
 def build(evidence: Evidence) -> Content | None:
     points = known_points(evidence)
-    cards = [*_quality_cards(points), *_drift_cards(evidence), *_speed_cards(evidence)]
+    cards = [*quality(points), *answers(evidence), *drift(evidence), *speed(evidence)]
     if not cards:
         return None
-    blocks: list[Block] = [Cards(cards[:5])]
+    blocks: list[Block] = [Cards(cards[:MOST])]
     if said := [*_verdicts(points), *_speed_said(evidence, points), *_ready(evidence)]:
         blocks.append(Bullets([text for _, text in said], [lead for lead, _ in said]))
     if points:
@@ -60,77 +62,6 @@ def build(evidence: Evidence) -> Content | None:
         " how far predictions move; what it saves is the time to read the rest.",
         blocks,
     )
-
-
-def _quality_cards(points: Sequence[Point]) -> list[Card]:
-    cards = []
-    searched = [(point, point.kept) for point in points if point.kept and point.configured]
-    if searched:
-        point, arr = searched[0]
-        detail = f"of the target's attention {interval(arr)} lies on the {count(point.budget)} tokens it reads"
-        if point.context:
-            detail += f" of {count(point.context)} ({percent(point.budget / point.context)})"
-        others = [(other.budget, kept.mean) for other, kept in searched[1:] if other.pair == point.pair]
-        detail += "." + "".join(f" At k = {k}: {plain(mean)}." for k, mean in others)
-        cards.append(Card("Attention kept", plain(arr.mean), detail, point.pair, f"k = {point.budget}"))
-    measured = [(point, point.fidelity) for point in points if point.fidelity]
-    if measured:
-        point, found = measured[0]
-        detail = (
-            f"of tokens are chosen as full verification chooses {interval(found.agreement)}; KL"
-            f" {plain(found.kl.mean)} nats."
-        )
-        others_kept = [(p.budget, f.agreement.mean) for p, f in measured[1:] if p.pair == point.pair]
-        detail += "".join(f" At k = {k}: {plain(mean)}." for k, mean in others_kept)
-        cards.append(Card("Same choices", plain(found.agreement.mean), detail, point.pair, f"k = {point.budget}"))
-    return cards
-
-
-def _drift_cards(evidence: Evidence) -> list[Card]:
-    for source in evidence.of(Drift):
-        method = source.data.methods.get(OWN)
-        if method:
-            first, last = method.by_tokens[0], method.by_tokens[-1]
-            return [
-                Card(
-                    "Drift",
-                    plain(method.mean_kl),
-                    f"nats from full verification, mean over {count(last.tokens)} generated tokens: {plain(first.kl)}"
-                    f" at first, {plain(last.kl)} at the end.",
-                    pair_of(source.data) or source.name,
-                    f"k = {source.data.selection.budget}" if source.data.selection else "",
-                )
-            ]
-    return []
-
-
-def _own_rows(data: Bench) -> list[BenchRow]:
-    return [row for row in data.rows if row.method == OWN and row.alpha]
-
-
-def _fastest(data: Bench) -> BenchRow | None:
-    return max(_own_rows(data), key=lambda row: row.alpha or 0, default=None)
-
-
-def _speed_cards(evidence: Evidence) -> list[Card]:
-    cards = []
-    for source in evidence.of(Bench):
-        data = source.data
-        best = _fastest(data)
-        if best and best.alpha:
-            lowest = min(row.alpha or 0 for row in _own_rows(data))
-            reads = f", the draft reading {best.draft_reads}" if best.draft_reads else ""
-            cards.append(
-                Card(
-                    "Speed",
-                    times(best.alpha),
-                    f"vanilla's at best: {count(best.tokens_per_s)} tokens/s, {case_name((best.batch, best.context))}"
-                    f"{reads}. At least: {times(lowest)}.",
-                    f"{data.pair}, {data.device}",
-                    "SYNTHETIC" if best.synthetic else f"k = {best.budget}" if best.budget else "",
-                )
-            )
-    return cards
 
 
 def _verdicts(points: Sequence[Point]) -> list[tuple[str, str]]:
@@ -158,7 +89,7 @@ def _speed_said(evidence: Evidence, points: Sequence[Point]) -> list[tuple[str, 
     found = []
     for source in evidence.of(Bench):
         data = source.data
-        best = _fastest(data)
+        best = fastest(data)
         if not best or not best.alpha:
             continue
         text = f"at {case_name((best.batch, best.context))} a token takes {percent(1 / best.alpha)} of vanilla's time"
@@ -256,4 +187,4 @@ def _kept(marks: Sequence[Mark], named: str, what: str, k: int, pair: str) -> Fi
     )
 
 
-SECTION = Section("summary", "In short", "dustin-profile search", build)
+SECTION = Section("summary", "In short", "", build)

@@ -122,4 +122,4 @@ def _speed(evidence: Evidence) -> Found:
             )
 
 
-SECTION = Section("limits", "Limits", "dustin-profile search", build)
+SECTION = Section("limits", "Limits", "", build)

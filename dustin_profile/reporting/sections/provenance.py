@@ -117,4 +117,4 @@ def options(arguments: dict[str, Any]) -> Iterator[str]:
             yield f"{flag} {value}"
 
 
-SECTION = Section("provenance", "Provenance", "dustin-profile search", build)
+SECTION = Section("provenance", "Provenance", "", build)

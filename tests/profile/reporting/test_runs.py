@@ -140,6 +140,7 @@ def test_needles_are_a_grid_and_answers_a_table(tmp_path: Path) -> None:
     assert grid["table"] == [[1.0, 0.5], [0.75, 0.25]]
     assert (grid["x_names"], grid["y_names"]) == (["1,024", "8,192"], ["0.0", "0.5"])
     _, page, _ = report(tmp_path / "needle.json", "-o", tmp_path / "page.html")
+    assert "summary" not in sections  # nothing of the project's own was measured
     row = page.table("Scores by group of items and method").row("StreamingLLM k = 128")
     assert row[1:5] == ["0.625 [0.500, 0.750]", "−0.375 [−0.500, −0.250]", "10", "3"]
 
@@ -151,7 +152,10 @@ def test_longbench_has_its_averages(tmp_path: Path, changed: Callable[..., Path]
     found["averages"] = [average | {"categories": {"Single-Doc QA": 0.5, "Summarization": 0.125}}]
     (tmp_path / "longbench.json").write_text(json.dumps(found))
     document, page, _ = report(tmp_path / "longbench.json", "-o", tmp_path / "page.html")
+    assert document["sections"][0] == "summary"
+    assert "facts found; −0.062 [−0.188, +0.062] against full verification, paired." in page.text
     assert "needle" in document["omitted"]
+    assert not {"summary", "limits", "provenance"} & set(document["omitted"])
     table = page.table("Averages over tasks")
     assert table.rows[0][-2:] == ["Single-Doc QA", "Summarization"]
     assert table.row("Dustin (hybrid)") == ["Dustin (hybrid)", "128", "2", "0.312", "0.300", "0.500", "0.125"]
