@@ -74,7 +74,7 @@ def step_kernels(options: argparse.Namespace) -> list[Kernel]:
         policy.selection,
         subject.depth,
         subject.shared_vocab,
-        draft_budget=512 if options.windowed or policy.windowed_draft else None,
+        draft_budget=512 if options.windowed or policy.partial_draft else None,
         forced_rate=rate_for(options.tau, subject.depth) if policy.drafts else None,
     )
     engine = Engine(stepper)

@@ -16,6 +16,7 @@ from dustin_profile.cli import (
     overhead,
     pairs,
     pg19,
+    report,
     retrieval,
     stability,
     stages,
@@ -54,6 +55,7 @@ app.command("trace", short_help="Collect attention traces of documents.")(stages
 app.command("check", short_help="Exit 3 if ARR fell below a baseline.")(check.check)
 app.command("drift", short_help="KL against full verification by tokens.")(drift.drift)
 eval.app.command("arr", short_help="ARR from traces: by budget, m, layer, distance.")(arr.arr)
+app.command("report", short_help="One HTML page from what runs measured.")(report.report)
 eval.app.command("fidelity", short_help="KL and ARR of every policy on given texts.")(fidelity.fidelity)
 eval.app.command("needle", short_help="One fact in a long text, by length and depth.")(retrieval.needle)
 eval.app.command("recall", short_help="Generated facts: several keys, values, chains.")(retrieval.recall)

@@ -30,6 +30,7 @@ def drift(
     from dustin_profile import progress
     from dustin_profile.check import open_models
     from dustin_profile.drift import by_tokens, measure
+    from dustin_profile.provenance import device_name, versions
     from dustin_profile.settings import DataSettings
     from dustin_profile.traces.stage import calibration
     from dustin_runtime.loading import pick_device, pick_dtype
@@ -68,7 +69,17 @@ def drift(
 
         drift_curves(plot, curves, "KL(full || method), nats")
     if as_json:
-        print(json.dumps({"kind": "dustin-drift", "context": context, "methods": results}))
+        document = {
+            "kind": "dustin-drift",
+            "pair": pair.identity().model_dump(),
+            "depth": served.depth,
+            "selection": served.selection.model_dump(mode="json"),
+            "context": context,
+            "methods": results,
+            "versions": versions(),
+            "device": device_name(device),
+        }
+        print(json.dumps(document))
     else:
         from dustin_profile.cli.tables import drift_table
 

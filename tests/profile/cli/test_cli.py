@@ -495,7 +495,9 @@ print("HEAVY", sorted(heavy & sys.modules.keys()))
 
 def test_help_lists_commands_options_and_exit_codes() -> None:
     text = dustin_profile("--help").out
-    for word in ("search", "srh", "trace", "check", "drift", "pairs", "env", "Exit codes: 0 done", "--version"):
+    for word in ("search", "srh", "trace", "check", "drift", "report", "pairs", "env"):
+        assert f"  {word} " in text
+    for word in ("Exit codes: 0 done", "--version"):
         assert word in text
     options = dustin_profile("search", "--help", environment={"COLUMNS": "200"}).out
     for word in ("--pair", "--dry-run", "--sampler", "--json", "--seed", "--device", "--dtype", "--offline"):

@@ -1,0 +1,1 @@
+"""One page from what runs measured: read, arranged in sections, drawn, written."""

@@ -1,0 +1,42 @@
+"""What a report reads of each result file. Other fields may be there; those that are must be as said here."""
+
+from __future__ import annotations
+
+from dustin_profile.reporting.documents.analysis import Overhead, Recovery, Stabilities
+from dustin_profile.reporting.documents.common import Document
+from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
+from dustin_profile.reporting.documents.run import AttentionBench, Bench, Generation, GenerationSummary
+from dustin_profile.reporting.documents.search import Heads, SearchResults
+
+KINDS: dict[str, type[Document]] = {
+    str(cls.model_fields["kind"].annotation.__args__[0]): cls  # type: ignore[union-attr]
+    for cls in (
+        SearchResults,
+        Heads,
+        Evaluation,
+        Fidelity,
+        Drift,
+        Recovery,
+        Stabilities,
+        Overhead,
+        GenerationSummary,
+        Generation,
+        Bench,
+        AttentionBench,
+    )
+}
+"""By the `kind` that a file names."""
+MADE_BY = {
+    "dustin-results": "dustin-profile search",
+    "dustin-heads": "dustin-profile srh",
+    "dustin-eval": "dustin-profile eval",
+    "dustin-fidelity": "dustin-profile eval fidelity",
+    "dustin-arr": "dustin-profile eval arr",
+    "dustin-stability": "dustin-profile eval stability",
+    "dustin-overhead": "dustin-profile eval overhead",
+    "dustin-drift": "dustin-profile drift --json",
+    "dustin-generation": "dustin-run generate --json",
+    "dustin-bench": "dustin-run bench --json",
+    "dustin-bench-attention": "dustin-run bench attention --json",
+}
+"""The command that writes a kind, for remedies."""

@@ -1,0 +1,150 @@
+"""What `dustin-profile eval` and `drift` write."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dustin_profile.reporting.documents.common import Document, Estimate, Models, Pair, Part, Provenance
+from dustin_runtime.config import Selection
+
+
+class Row(Part):
+    """One method, budget and group of items."""
+
+    method: str
+    budget: int | None
+    group: dict[str, str]
+    items: int
+    scores: dict[str, Estimate] = Field(min_length=1)
+    minus_vanilla: dict[str, Estimate] | None = None
+    same_text: int | None = None
+    tau: float | None = None
+    tokens_read: float | None = None
+    tokens_per_s: float | None = None
+
+
+class Average(Part):
+    method: str
+    budget: int | None
+    tasks: int
+    plain: float
+    weighted: float
+    categories: dict[str, float] = Field(default_factory=dict)
+
+
+class EvalInputs(Part):
+    models: Models
+    dtype: str = ""
+    device: str = ""
+    depth: int = 0
+    selection: Selection
+
+
+class Evaluation(Document):
+    kind: Literal["dustin-eval"]
+    version: int = Field(le=1)
+    task: str
+    pair: Pair
+    inputs: EvalInputs
+    entries: list[Row] = Field(min_length=1)
+    averages: list[Average] = Field(default_factory=list)
+    provenance: Provenance = Provenance()
+
+
+class FidelityInputs(Part):
+    version: int = Field(le=1)
+    models: Models
+    data_sha256: str = ""
+    tokens: int
+    depth: int
+    selection: Selection
+    dtype: str = ""
+    device: str = ""
+    context: int = 0
+
+
+class FidelityCell(Part):
+    kl: Estimate
+    arr: Estimate
+    agreement: Estimate
+    loss_difference: Estimate
+    perplexity: float
+    read: float
+
+
+class FullCell(Part):
+    perplexity: float
+
+
+class Measured(Part):
+    kl: float
+    arr: float
+    read: float
+
+
+class FullMeasured(Part):
+    loss: float
+    read: float
+
+
+class FidelityDocument(Part):
+    id: str
+    prompt_tokens: int
+    text_tokens: int
+    full: FullMeasured
+    cells: dict[str, Measured]
+
+
+class Fidelity(Document):
+    kind: Literal["dustin-fidelity"]
+    inputs: FidelityInputs
+    versions: dict[str, str] = Field(default_factory=dict)
+    device: str = ""
+    summary: dict[str, FidelityCell | FullCell | float | None]
+    documents: list[FidelityDocument] = Field(min_length=1)
+
+    @property
+    def cells(self) -> dict[tuple[str, int], FidelityCell]:
+        """By method and budget, in the file's order."""
+        found = {}
+        for name, cell in self.summary.items():
+            method, _, budget = name.rpartition("-k")
+            if isinstance(cell, FidelityCell) and budget.isdecimal():
+                found[method, int(budget)] = cell
+        return found
+
+    @property
+    def full_perplexity(self) -> float | None:
+        full = self.summary.get("full")
+        return full.perplexity if isinstance(full, FullCell) else None
+
+    @property
+    def correlation(self) -> float | None:
+        """Rank correlation of ARR and KL over documents and cells."""
+        found = self.summary.get("arr_kl_rank_correlation")
+        return found if isinstance(found, float) else None
+
+
+class Bucket(Part):
+    tokens: int
+    kl: float
+    agreement: float
+
+
+class DriftMethod(Part):
+    by_tokens: list[Bucket] = Field(min_length=1)
+    mean_kl: float
+    documents: dict[str, list[float]] = Field(default_factory=dict)
+
+
+class Drift(Document):
+    kind: Literal["dustin-drift"]
+    context: int
+    methods: dict[str, DriftMethod] = Field(min_length=1)
+    pair: Pair | None = None
+    depth: int | None = None
+    selection: Selection | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    device: str = ""

@@ -1,0 +1,46 @@
+"""The sections of a report in reading order. A new one is one module and one line here."""
+
+from __future__ import annotations
+
+from dustin_profile.reporting.section import Section
+from dustin_profile.reporting.sections import (
+    arr,
+    attention,
+    bench,
+    budget,
+    config,
+    drift,
+    evaluation,
+    fidelity,
+    generation,
+    headline,
+    heads,
+    limits,
+    needle_grid,
+    overhead,
+    provenance,
+    proxy,
+    recovery,
+    stability,
+)
+
+SECTIONS: tuple[Section, ...] = (
+    headline.SECTION,
+    config.SECTION,
+    arr.SECTION,
+    budget.SECTION,
+    recovery.SECTION,
+    fidelity.SECTION,
+    proxy.SECTION,
+    drift.SECTION,
+    evaluation.SECTION,
+    needle_grid.SECTION,
+    generation.SECTION,
+    bench.SECTION,
+    attention.SECTION,
+    overhead.SECTION,
+    heads.SECTION,
+    stability.SECTION,
+    limits.SECTION,
+    provenance.SECTION,
+)

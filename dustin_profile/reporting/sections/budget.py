@@ -1,0 +1,105 @@
+"""Attention kept as a function of the budget: from searches at several budgets, and from given texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from dustin_profile.reporting.blocks import Content, Figure, Figures
+from dustin_profile.reporting.charts import lines
+from dustin_profile.reporting.documents.analysis import Recovery
+from dustin_profile.reporting.documents.evaluation import Fidelity
+from dustin_profile.reporting.documents.search import SearchResults
+from dustin_profile.reporting.methods import Style, style
+from dustin_profile.reporting.section import Section
+from dustin_profile.reporting.sources import Evidence
+from dustin_profile.reporting.titles import pair_of, slug
+
+Curves = dict[str, list[tuple[float, float]]]
+"""By method: (tokens read, ARR)."""
+
+
+def build(evidence: Evidence) -> Content | None:
+    found = [*_searched(evidence), *_analysed(evidence), *_given(evidence)]
+    figures = [
+        Figure(
+            f"budget{slug(number, len(found))}",
+            caption,
+            f"ARR by tokens read, a line per policy: {caption}",
+            partial(
+                lines,
+                curves=curves_of(points),
+                xlabel="prefix tokens read",
+                ylabel="ARR",
+                log_x=True,
+                x_ticks=ticks([x for line in points.values() for x, _ in line]),
+            ),
+            height=3.5,
+        )
+        for number, (caption, points) in enumerate(found)
+    ]
+    if not figures:
+        return None
+    return Content(
+        "What a larger budget buys. The gap between Dustin and the oracle is what better lists could still gain at the"
+        " same cost; the gap between one list and a list per head is what one list for all heads gives up.",
+        [Figures(figures)],
+    )
+
+
+def curves_of(points: Mapping[str, list[tuple[float, float]]]) -> list[tuple[Style, list[float], list[float]]]:
+    """What `charts.lines` draws, the smallest budget first."""
+    return [
+        (style(name), [x for x, _ in sorted(found)], [y for _, y in sorted(found)]) for name, found in points.items()
+    ]
+
+
+def ticks(values: list[float]) -> list[float]:
+    """Powers of two around the values."""
+    powers = [2.0**power for power in range(4, 21)]
+    return [tick for tick in powers if 0.75 * min(values) <= tick <= 1.34 * max(values)]
+
+
+def _searched(evidence: Evidence) -> list[tuple[str, Curves]]:
+    """Searches of one pair on the same documents at two budgets or more."""
+    groups: dict[tuple[str, ...], list[SearchResults]] = {}
+    for source in evidence.of(SearchResults):
+        data = source.data
+        documents = tuple(sorted(data.documents.reported))
+        groups.setdefault((pair_of(data) or "", data.traces.data_sha256, *documents), []).append(data)
+    found = []
+    for (pair, *_), searches in groups.items():
+        if len({data.selection.budget for data in searches}) < 2:
+            continue
+        points: Curves = {}
+        for data in searches:
+            for name, policy in data.policies.items():
+                points.setdefault(name, []).append((data.selection.budget, policy.arr.mean))
+        found.append((f"{pair}: retrieval heads, held-out documents, every budget searched by itself.", points))
+    return found
+
+
+def _analysed(evidence: Evidence) -> list[tuple[str, Curves]]:
+    found = []
+    for source in evidence.of(Recovery):
+        points: Curves = {}
+        for row in source.data.budgets:
+            points.setdefault(row.policy, []).append((row.read, row.arr.mean))
+        if any(len(line) > 1 for line in points.values()):
+            caption = f"{pair_of(source.data)}: retrieval heads, {source.data.split} documents, one config."
+            found.append((caption, points))
+    return found
+
+
+def _given(evidence: Evidence) -> list[tuple[str, Curves]]:
+    found = []
+    for source in evidence.of(Fidelity):
+        points: Curves = {}
+        for (method, _), cell in source.data.cells.items():
+            points.setdefault(method, []).append((cell.read, cell.arr.mean))
+        if any(len(line) > 1 for line in points.values()):
+            found.append((f"{pair_of(source.data)}: all heads, given texts.", points))
+    return found
+
+
+SECTION = Section("budget", "Attention by budget", "dustin-profile eval arr RUN", build)

@@ -1,0 +1,106 @@
+"""The numbers that decide, one card each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dustin_profile.reporting.blocks import Card
+from dustin_profile.reporting.documents.evaluation import Drift, Evaluation
+from dustin_profile.reporting.documents.run import Bench, BenchRow
+from dustin_profile.reporting.points import OWN, Point
+from dustin_profile.reporting.sections.bench import case_name
+from dustin_profile.reporting.sections.evaluation import SCORES
+from dustin_profile.reporting.sources import Evidence
+from dustin_profile.reporting.titles import pair_of
+from dustin_profile.reporting.wording import count, estimate, interval, percent, plain, times
+
+
+def quality(points: Sequence[Point]) -> list[Card]:
+    """Attention kept, and choices that are full verification's."""
+    cards = []
+    searched = [(point, point.kept) for point in points if point.kept and point.configured]
+    if searched:
+        point, arr = searched[0]
+        detail = f"of the target's attention {interval(arr)} lies on the {count(point.budget)} tokens it reads"
+        if point.context:
+            detail += f" of {count(point.context)} ({percent(point.budget / point.context)})"
+        others = [(other.budget, kept.mean) for other, kept in searched[1:] if other.pair == point.pair]
+        detail += "." + "".join(f" At k = {k}: {plain(mean)}." for k, mean in others)
+        cards.append(Card("Attention kept", plain(arr.mean), detail, point.pair, f"k = {point.budget}"))
+    measured = [(point, point.fidelity) for point in points if point.fidelity]
+    if measured:
+        point, found = measured[0]
+        detail = (
+            f"of tokens are chosen as full verification chooses {interval(found.agreement)}; KL"
+            f" {plain(found.kl.mean)} nats."
+        )
+        others_kept = [(p.budget, f.agreement.mean) for p, f in measured[1:] if p.pair == point.pair]
+        detail += "".join(f" At k = {k}: {plain(mean)}." for k, mean in others_kept)
+        cards.append(Card("Same choices", plain(found.agreement.mean), detail, point.pair, f"k = {point.budget}"))
+    return cards
+
+
+def answers(evidence: Evidence) -> list[Card]:
+    """What a task's answers lose."""
+    cards = []
+    for source in evidence.of(Evaluation):
+        for entry in source.data.entries:
+            score, value = next(iter(entry.scores.items()))
+            minus = (entry.minus_vanilla or {}).get(score)
+            if entry.method == OWN and not entry.group and minus:
+                detail = f"{SCORES.get(score, score)}; {estimate(minus, sign=True)} against full verification, paired."
+                tag = f"k = {entry.budget}" if entry.budget else ""
+                task = source.data.task
+                cards.append(Card(f"Answers, {task}", plain(value.mean), detail, pair_of(source.data) or "", tag))
+                break
+    return cards
+
+
+def drift(evidence: Evidence) -> list[Card]:
+    """How far generation goes from full verification."""
+    for source in evidence.of(Drift):
+        method = source.data.methods.get(OWN)
+        if method:
+            first, last = method.by_tokens[0], method.by_tokens[-1]
+            return [
+                Card(
+                    "Drift",
+                    plain(method.mean_kl),
+                    f"nats from full verification, mean over {count(last.tokens)} generated tokens: {plain(first.kl)}"
+                    f" at first, {plain(last.kl)} at the end.",
+                    pair_of(source.data) or source.name,
+                    f"k = {source.data.selection.budget}" if source.data.selection else "",
+                )
+            ]
+    return []
+
+
+def _own_rows(data: Bench) -> list[BenchRow]:
+    return [row for row in data.rows if row.method == OWN and row.alpha]
+
+
+def fastest(data: Bench) -> BenchRow | None:
+    """The case that gains most over vanilla."""
+    return max(_own_rows(data), key=lambda row: row.alpha or 0, default=None)
+
+
+def speed(evidence: Evidence) -> list[Card]:
+    """Tokens per second over vanilla's, the best case and the worst."""
+    cards = []
+    for source in evidence.of(Bench):
+        data = source.data
+        best = fastest(data)
+        if best and best.alpha:
+            lowest = min(row.alpha or 0 for row in _own_rows(data))
+            reads = f", the draft reading {best.draft_reads}" if best.draft_reads else ""
+            cards.append(
+                Card(
+                    "Speed",
+                    times(best.alpha),
+                    f"vanilla's at best: {count(best.tokens_per_s)} tokens/s, {case_name((best.batch, best.context))}"
+                    f"{reads}. At least: {times(lowest)}.",
+                    f"{data.pair}, {data.device}",
+                    "SYNTHETIC" if best.synthetic else f"k = {best.budget}" if best.budget else "",
+                )
+            )
+    return cards

@@ -1,0 +1,72 @@
+"""Needles found by length and depth, a grid per method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from dustin_profile.reporting.blocks import Block, Content, Figure, Figures
+from dustin_profile.reporting.charts import heatmap
+from dustin_profile.reporting.documents.evaluation import Evaluation, Row
+from dustin_profile.reporting.methods import label
+from dustin_profile.reporting.section import Section
+from dustin_profile.reporting.sources import Evidence
+from dustin_profile.reporting.titles import pair_of
+from dustin_profile.reporting.wording import count
+
+
+def is_grid(group: Mapping[str, str]) -> bool:
+    """Whether items are grouped as this section shows them."""
+    return group.keys() == {"length", "depth"}
+
+
+def build(evidence: Evidence) -> Content | None:
+    blocks: list[Block] = []
+    number = 0
+    for source in evidence.of(Evaluation):
+        cells: dict[tuple[str, int | None], list[Row]] = {}
+        for entry in source.data.entries:
+            if is_grid(entry.group):
+                cells.setdefault((entry.method, entry.budget), []).append(entry)
+        figures = []
+        for (method, budget), rows in cells.items():
+            number += 1
+            name = label(method) + (f", k = {budget}" if budget else "")
+            figures.append(_figure(rows, f"needle-{number}", f"{name}: {pair_of(source.data)}"))
+        if figures:
+            blocks.append(Figures(figures))
+    if not blocks:
+        return None
+    return Content(
+        "Share of facts found, by the length of the text and where in it the fact stands (0: at its beginning). A"
+        " policy that keeps only first and last tokens loses the middle; dark is good.",
+        blocks,
+    )
+
+
+def _figure(rows: Sequence[Row], name: str, title: str) -> Figure:
+    lengths = sorted({row.group["length"] for row in rows}, key=float)
+    depths = sorted({row.group["depth"] for row in rows}, key=float)
+    found = {(row.group["depth"], row.group["length"]): next(iter(row.scores.values())).mean for row in rows}
+    table = [[found.get((depth, length), math.nan) for length in lengths] for depth in depths]
+    return Figure(
+        name,
+        f"{title}.",
+        f"Share of needles found by length and depth: {title}",
+        partial(
+            heatmap,
+            table=table,
+            xlabel="tokens of the prompt",
+            ylabel="depth of the needle",
+            bar_label="found",
+            x_names=[count(float(length)) for length in lengths],
+            y_names=depths,
+            limits=(0.0, 1.0),
+            written=len(lengths) <= 8,
+        ),
+        height=1.3 + 0.32 * len(depths),
+    )
+
+
+SECTION = Section("needle", "Needles by length and depth", "dustin-profile eval needle", build)

@@ -1,0 +1,187 @@
+"""The report of the committed results: every number is the file's, nothing is loaded, what is synthetic says so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import dustin_profile
+from html_page import Page
+from result_files import RESULTS
+
+from dustin_runtime.files import read_json
+
+FILES = sorted(RESULTS.glob("*.json"))
+
+
+class Built:
+    """A report of the committed files."""
+
+    def __init__(self, folder: Path) -> None:
+        output = folder / "out" / "page.html"
+        outcome = dustin_profile("report", *FILES, "--output", output, "--json", "--quiet")
+        assert (outcome.code, outcome.err) == (0, "")
+        self.document: dict[str, Any] = json.loads(outcome.out)
+        self.folder = output.parent
+        self.source = output.read_text()
+        self.page = Page(self.source)
+        self.markdown = output.with_suffix(".md").read_text()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built(tmp_path_factory.mktemp("report"))
+
+
+def minus(text: str) -> str:
+    return text.replace("-", "−")
+
+
+def shown(value: dict[str, Any], decimals: int = 3, sign: str = "") -> str:
+    """A mean and its interval as the tables show them."""
+    form = f"{sign}.{decimals}f"
+    return minus(f"{value['mean']:{form}} [{value['low']:{form}}, {value['high']:{form}}]")
+
+
+def test_it_says_what_it_wrote_and_left_out(built: Built) -> None:
+    document = built.document
+    written = {Path(path) for path in document["written"]}
+    assert written == {path for path in built.folder.rglob("*") if path.is_file()}
+    assert Path(document["page"]).name == "page.html"
+    assert {path.suffix for path in written} == {".html", ".md", ".png", ".svg"}
+    pictures = {path.stem for path in (built.folder / "page-figures").glob("*.svg")}
+    assert pictures == {path.stem for path in (built.folder / "page-figures").glob("*.png")}
+    for path in written:
+        if path.suffix == ".png":
+            assert path.read_bytes().startswith(b"\x89PNG")
+    assert len(document["sources"]) == len(FILES)
+    assert document["sections"][0] == "summary"
+    assert list(document["omitted"]) == ["recovery", "eval", "needle", "overhead", "stability"]
+    for command in document["omitted"].values():
+        assert command in built.page.text
+        assert command in built.markdown
+
+
+@pytest.mark.parametrize(("name", "nth"), [("arr-qwen-coder1.5b_0.5b-k512", 0), ("arr-qwen-coder1.5b_0.5b", 1)])
+def test_arr_is_the_files(built: Built, name: str, nth: int) -> None:
+    data = read_json(RESULTS / f"{name}.json")
+    table = built.page.table("Attention recovered by policy", nth)
+    labels = {"oracle": "oracle, one list", "hybrid": "Dustin (hybrid)", "streaming": "StreamingLLM"}
+    for policy, label in labels.items():
+        row = table.row(label)
+        found = data["policies"][policy]
+        assert row[1] == shown(found["arr"])
+        assert row[2] == (shown(data["hybrid_minus"][policy], sign="+") if policy != "hybrid" else "")
+        assert row[3] == f"{found['prefix_arr']['mean']:.3f}"
+        assert row[4] == f"{found['in_sample_arr']:.3f}"
+    k = data["selection"]["budget"]
+    summary = built.page.table("What each budget keeps").row(f"k = {k}")
+    assert summary[2] == shown(data["policies"]["hybrid"]["arr"])
+    assert summary[4] == shown(data["hybrid_minus"]["streaming"], sign="+")
+    assert f"Any m from {data['m']['flat'][0]} to {data['m']['flat'][1]} is within 0.001" in built.page.text
+
+
+def test_fidelity_is_the_files(built: Built) -> None:
+    summary = read_json(RESULTS / "fidelity-smollm2.json")["summary"]
+    table = built.page.table("Fidelity by policy and budget")
+    for nth, budget in enumerate((512, 256, 128)):
+        for method, label in (("dustin", "Dustin (hybrid)"), ("snapkv-8", "SnapKV, window 8"), ("quest", "Quest")):
+            cell, row = summary[f"{method}-k{budget}"], table.row(label, nth)
+            beyond = f" +{cell['read'] - budget:.0f} over k" if cell["read"] > budget + 0.5 else ""
+            assert row[1] == f"{cell['read']:,.0f}{beyond}"
+            assert row[2:5] == [shown(cell["kl"], 4), shown(cell["agreement"]), shown(cell["arr"])]
+            assert row[6] == f"{cell['perplexity']:.2f}"
+    assert minus(f"{summary['arr_kl_rank_correlation']:+.3f}") in built.page.text
+
+
+def test_speed_is_the_files_and_says_that_it_is_synthetic(built: Built) -> None:
+    bench = read_json(RESULTS / "bench-qwen7b-1xh200.json")
+    table = built.page.table("Decoding speed by method")
+    rows = [row for row in table.rows[1:] if len(row) > 1]
+    assert sorted(row[1] for row in rows) == sorted(f"{row['tokens_per_s']:,.0f}" for row in bench["rows"])
+    assert sorted(row[4].partition(" ")[0] for row in rows) == sorted(f"{row['step_ms']:.2f}" for row in bench["rows"])
+    assert {row[3] for row in rows} == {"synthetic"}
+    best = max((row for row in bench["rows"] if row["method"] == "dustin"), key=lambda row: row["alpha"])
+    assert f"{best['alpha']:.2f}×" in built.page.text
+    for name in ("speed", "step", "headline-speed", "attention"):
+        assert "SYNTHETIC: " in (built.folder / "page-figures" / f"{name}.svg").read_text()
+    assert "vanilla took 12.81 ms where its parts, timed alone, sum to 11.08" in built.page.text
+    attention = read_json(RESULTS / "attention-1xh200.json")
+    table = built.page.table("Attention of one verification, synthetic caches")
+    assert [row[5] for row in table.rows[1:]] == [f"{row['speedup']:.2f}×" for row in attention["rows"]]
+    assert {row[1] for row in table.rows[1:]} == {"synthetic"}
+
+
+def test_drift_and_generation_are_the_files(built: Built) -> None:
+    drift = read_json(RESULTS / "drift-qwen-coder1.5b_0.5b-k256.json")["methods"]
+    table = built.page.table("Drift")
+    for method, label in (("dustin", "Dustin (hybrid)"), ("dustin-t", "Dustin-T (history)")):
+        buckets = drift[method]["by_tokens"]
+        assert table.row(label)[1] == f"{drift[method]['mean_kl']:.3f}"
+        assert table.row(label)[2:4] == [f"{b['kl']:.3f} to {b['tokens']}" for b in (buckets[0], buckets[-1])]
+    methods = read_json(RESULTS / "generate-qwen-coder1.5b_0.5b.json")["methods"]
+    row = built.page.table("Generation").row("Dustin-D (lookahead), k = 256")
+    statistics, compared = methods["dustin-d, k=256"]["statistics"], methods["dustin-d, k=256"]["compare"]
+    assert row[1] == f"{statistics['tau']:.2f}"
+    assert row[4] == f"{compared['equal_rows']} of {compared['rows']}"
+
+
+def test_where_it_came_from_is_there(built: Built) -> None:
+    for source in built.document["sources"]:
+        assert f"{source['file']}:" in built.page.text
+        assert source["sha256"][:12] in built.page.text
+    assert "NVIDIA H200" in built.page.text
+    assert "torch 2.11.0" in built.page.text
+    bench = read_json(RESULTS / "bench-qwen7b-1xh200.json")
+    assert bench["command"] in built.page.text
+
+
+def test_the_page_loads_nothing_and_is_whole(built: Built) -> None:
+    page = built.page
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form", "img"}
+    assert not [name for _, found in page.tags for name in found if name.startswith("on")]
+    for reference in page.attributes("href", "xlink:href", "src", "srcset", "action", "poster", "data"):
+        assert reference.startswith(("#", "data:image/png;base64,")), reference[:80]
+    assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", built.source)
+    policy = next(found for tag, found in page.tags if found.get("http-equiv") == "Content-Security-Policy")
+    assert (policy["content"] or "").startswith("default-src 'none'")
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    links = [reference[1:] for reference in page.attributes("href") if reference.startswith("#")]
+    links += re.findall(r"url\(#([^)]+)\)", built.source)
+    assert set(links) <= set(ids)
+    assert len(built.source) < 1_000_000
+
+
+def test_markdown_has_whole_tables(built: Built) -> None:
+    lines = built.markdown.splitlines()
+    tables = 0
+    for number, line in enumerate(lines):
+        if re.fullmatch(r"\|( -+:? \|)+", line):
+            tables += 1
+            columns = line.count("|")
+            for row in lines[number - 1 :]:
+                if not row.startswith("|"):
+                    break
+                assert len(re.findall(r"(?<!\\)\|", row)) == columns, row
+    assert tables >= 7
+    arr = read_json(RESULTS / "arr-smollm2.json")["policies"]["hybrid"]["arr"]
+    assert f"| {arr['mean']:.3f} \\[{arr['low']:.3f}, {arr['high']:.3f}\\] |" in built.markdown
+    assert f"]({built.folder.name}" not in built.markdown
+    assert "](page.png)" in built.markdown
+    assert len(built.markdown) < 65_536  # what a pull request's description may have
+
+
+def test_the_same_files_give_the_same_bytes(built: Built, tmp_path: Path) -> None:
+    files = [RESULTS / "arr-smollm2.json", RESULTS / "bench-qwen7b-1xh200.json"]
+    pages = []
+    for name in ("a", "b"):
+        outcome = dustin_profile("report", *files, "-o", tmp_path / name, "--no-figures", "-q")
+        assert outcome.code == 0, outcome.err
+        assert not list((tmp_path / name).glob("*figures"))
+        pages.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert pages[0] == pages[1]
+    assert set(pages[0]) == {"report.html", "report.md", "report.png"}
