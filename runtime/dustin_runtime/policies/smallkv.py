@@ -24,26 +24,31 @@ class HeadMap:
         heads: [layers, rows, query_heads] int64, heads of the draft's layers counted one after the other.
     """
 
-    def __init__(self, target: ModelShape, rows: int, budget: int, device: torch.device) -> None:
+    def __init__(self, target: ModelShape, rows: int, device: torch.device) -> None:
         self.heads = torch.zeros(target.layers, rows, target.query_heads, dtype=torch.int64, device=device)
-        self._count = budget // 2
 
     def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
         """Compare the heads on the end of a prompt."""
         assert draft is not None
-        theirs = torch.cat([important(draft, layer, self._count) for layer in sorted(draft.queries)])
+        theirs = torch.cat([important(draft, layer) for layer in sorted(draft.queries)])
         for layer in target.queries:
-            self.heads[layer, row] = most_alike(important(target, layer, self._count), theirs)
+            self.heads[layer, row] = most_alike(important(target, layer), theirs)
 
 
-def important(prompted: Prompted, layer: int, count: int) -> Tensor:
-    """Which positions each query head of a layer attends to most, from the prompt's last queries together.
+def important(prompted: Prompted, layer: int) -> Tensor:
+    """Which quarter of the positions each query head of a layer attends to most, from the prompt's last queries.
+
+    Compared are the positions before these queries: among the queries' own, every head attends to the nearest, so that
+    all would be alike. A prompt that has fewer before them than of them is compared whole.
 
     Returns:
-        [query_heads, length] bool, `count` in each row, or all.
+        [query_heads, positions] bool, equally many in each row.
     """
-    mass = received_mass(prompted.queries[layer], prompted.cache.keys[layer, :, : prompted.length])[0].flatten(0, 1)
-    chosen = ranked(mass, torch.ones_like(mass, dtype=torch.bool), min(count, prompted.length))
+    q = prompted.queries[layer]
+    mass = received_mass(q, prompted.cache.keys[layer, :, : prompted.length])[0].flatten(0, 1)
+    before = prompted.length - q.shape[1]
+    mass = mass[:, :before] if before >= q.shape[1] else mass
+    chosen = ranked(mass, torch.ones_like(mass, dtype=torch.bool), -(-mass.shape[1] // 4))
     return torch.zeros_like(mass, dtype=torch.bool).scatter(1, chosen, True)
 
 
@@ -53,7 +58,7 @@ def most_alike(ours: Tensor, theirs: Tensor) -> Tensor:
     All rows have equally many positions, so the one with which most are shared has it.
 
     Args:
-        ours, theirs: [heads, length] bool.
+        ours, theirs: [heads, positions] bool.
 
     Returns:
         [heads of ours] int64.
@@ -160,7 +165,8 @@ class SmallKV(Policy):
 
     Each target head is matched to the draft head whose most attended positions, from the prompt's last 128 tokens, are
     most like its own. Other than published, scores are what the matched heads pay from the step's drafted tokens, not
-    from the whole sequence, and are summed over the query heads of a KV head.
+    from the whole sequence, and are summed over the query heads of a KV head. That a quarter of the positions is
+    compared is a choice of ours.
     """
 
     name: ClassVar[str] = "smallkv"
@@ -179,8 +185,7 @@ class SmallKV(Policy):
     def memory(
         self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> HeadMap:
-        assert self.selection is not None
-        return HeadMap(target, rows, self.selection.budget, device)
+        return HeadMap(target, rows, device)
 
     def verification(self, signals: Signals) -> Verification:
         assert self.selection is not None and isinstance(signals.memory, HeadMap)
