@@ -16,6 +16,9 @@ from dustin_runtime.policies.base import Policy, Prompted, Signals, Verification
 from dustin_runtime.policies.specattn import all_heads
 from dustin_runtime.selection import ascending, eligible_positions, ranked
 
+MOST_COMPARED = 256
+"""Positions by which heads are matched, or a quarter of a prompt that is shorter than four times this."""
+
 
 class HeadMap:
     """The draft head of every target head; implements `policies.base.Memory`.
@@ -36,7 +39,7 @@ class HeadMap:
 
 
 def important(prompted: Prompted, layer: int) -> Tensor:
-    """Which quarter of the positions each query head of a layer attends to most, from the prompt's last queries.
+    """The positions that each query head of a layer attends to most, from the prompt's last queries together.
 
     Compared are the positions before these queries: among the queries' own, every head attends to the nearest, so that
     all would be alike. A prompt that has fewer before them than of them is compared whole.
@@ -48,7 +51,7 @@ def important(prompted: Prompted, layer: int) -> Tensor:
     mass = received_mass(q, prompted.cache.keys[layer, :, : prompted.length])[0].flatten(0, 1)
     before = prompted.length - q.shape[1]
     mass = mass[:, :before] if before >= q.shape[1] else mass
-    chosen = ranked(mass, torch.ones_like(mass, dtype=torch.bool), -(-mass.shape[1] // 4))
+    chosen = ranked(mass, torch.ones_like(mass, dtype=torch.bool), min(-(-mass.shape[1] // 4), MOST_COMPARED))
     return torch.zeros_like(mass, dtype=torch.bool).scatter(1, chosen, True)
 
 
@@ -165,8 +168,8 @@ class SmallKV(Policy):
 
     Each target head is matched to the draft head whose most attended positions, from the prompt's last 128 tokens, are
     most like its own. Other than published, scores are what the matched heads pay from the step's drafted tokens, not
-    from the whole sequence, and are summed over the query heads of a KV head. That a quarter of the positions is
-    compared is a choice of ours.
+    from the whole sequence, and are summed over the query heads of a KV head. How many positions are compared is a
+    choice of ours.
     """
 
     name: ClassVar[str] = "smallkv"
