@@ -82,18 +82,19 @@ def add_perplexity(results: dict[str, Any], fidelity: Mapping[str, Any], rows: P
         entry["perplexity"] = (measured or fidelity["summary"][FULL])["perplexity"]
         entry["kl"] = measured["kl"] if measured else None
         entry["loss_difference"] = measured["loss_difference"] if measured else None
-        entry["tau_by_document"] = _interval([row["tau"] for row in own.values()])
-        entry["speed_by_document"] = _interval([row["tokens_per_s"] for row in own.values()])
+        entry["tau_by_document"] = _interval([row["tau"] for row in own.values()], least=1.0)
+        entry["speed_by_document"] = _interval([row["tokens_per_s"] for row in own.values()], least=0.0)
         entry[f"speed_over_{REFERENCE}"] = _ratio(own, reference) if reference and cell.method != REFERENCE else None
     results["perplexity"] = {"inputs": fidelity["inputs"], "summary": fidelity["summary"]}
 
 
-def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:
+def _interval(values: Sequence[float | None], least: float) -> dict[str, Any] | None:
+    """Mean over documents, its interval cut at what the figure can be."""
     known = [value for value in values if value is not None]
     if not known:
         return None
     found = interval(known, seed=0)
-    return found._replace(low=None if found.low is None else max(found.low, 0.0))._asdict()
+    return found._replace(low=None if found.low is None else max(found.low, least))._asdict()
 
 
 def _ratio(own: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -188,7 +189,7 @@ def draw(path: Path, results: Mapping[str, Any]) -> None:
         for entry, one in zip(theirs, speeds, strict=True):
             if entry["budget"]:
                 place = (entry["perplexity"], one["mean"])
-                axes.annotate(str(entry["budget"]), place, fontsize=7, xytext=(4, 3), textcoords="offset points")
+                axes.annotate(f"k = {entry['budget']}", place, fontsize=7, xytext=(4, 3), textcoords="offset points")
     axes.set(xlabel="perplexity of the book's own continuation", ylabel="tokens/s of one reader", ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, lw=0.6)
