@@ -113,7 +113,9 @@ def tiling(batch: int, kv_heads: int, rows: int, head_size: int, element_bytes: 
     one, two = (count * processors // groups * groups / (count * processors) for count in (1, 2))
     wide = element_bytes > 2 or tile > 64  # fewer tiles fit
     if one >= 0.9 and not wide:
-        return Tiling(tile, keys, processors, 256, 4, 4)
+        # With four stages two programs of the smallest tile fit on a processor: started early, they are dealt out two
+        # to some and none to others, and a layer takes a third longer.
+        return Tiling(tile, keys, processors, 256, 4, 5 if tile == 16 else 4)
     return Tiling(tile, keys, max(processors * 2, groups) if two else groups, 256, 4, 2 if wide else 3)
 
 
