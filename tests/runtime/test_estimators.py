@@ -60,7 +60,7 @@ def test_every_estimator_chooses_as_the_runtime_does(data: Synthetic) -> None:
         paged = padded.unflatten(1, (-1, 16))
         pages.lowest[layer - DENSE_LAYERS, :, : paged.shape[1]] = paged.amin(2)
         pages.highest[layer - DENSE_LAYERS, :, : paged.shape[1]] = paged.amax(2)
-    serving = QuestAttention(pages, 64)
+    serving = QuestAttention(pages, 64, by_query_head=False)
     for layer in range(5):
         cache = data.cache.keys[layer % 2], data.cache.values[layer % 2]
         serving(layer, data.q, *cache, data.start)

@@ -116,7 +116,7 @@ class _Pages:
         keys = data.cache.keys[:, :, : data.workload.context]
         for layer in self.layers:
             bounds = self.bounds.refresh(layer, keys[layer % len(keys)], data.start, data.q.shape[1])
-            found.append(choose_pages(page_scores(data.q, *bounds), data.start, data.sizes.budget))
+            found.append(choose_pages(page_scores(data.q, *bounds, by_query_head=False), data.start, data.sizes.budget))
         return found
 
 

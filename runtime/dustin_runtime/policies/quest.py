@@ -70,20 +70,23 @@ class PageBounds:
         return lowest[:, :pages], highest[:, :pages]
 
 
-def page_scores(q: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-    """The largest score that any key of a page could have, for the best of a query head's queries.
+def page_scores(q: Tensor, lowest: Tensor, highest: Tensor, by_query_head: bool) -> Tensor:
+    """The largest score that any key of a page could have, for the best of a head's queries.
 
     Args:
         q: [batch, tokens, query_heads, head_size]; lowest, highest: [batch, pages, kv_heads, head_size].
+        by_query_head: whether a head is a query head, or a KV head with the queries of its group.
 
     Returns:
-        [batch, query_heads, pages] fp32.
+        [batch, query_heads or kv_heads, pages] fp32.
     """
     batch, tokens, _, head_size = q.shape
     kv_heads = lowest.shape[2]
     packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 1, 3, 4).flatten(2, 3)
     low, high = (x.float().permute(0, 2, 3, 1) for x in (lowest, highest))  # [batch, kv_heads, head_size, pages]
     bound = packed.clamp(min=0) @ high + packed.clamp(max=0) @ low
+    if not by_query_head:
+        return bound.amax(dim=2)
     return bound.view(batch, kv_heads, tokens, -1, bound.shape[3]).amax(dim=2).flatten(1, 2)
 
 
@@ -127,9 +130,7 @@ class QuestAttention:
             self._lists.append(None)
             self._read.append(None)
             return dense_attention(layer, q, k, v, start)
-        scores = page_scores(q, *self.bounds.refresh(layer, k, start, q.shape[1]))
-        if not self.by_query_head:
-            scores = scores.unflatten(1, (k.shape[2], -1)).amax(dim=2)
+        scores = page_scores(q, *self.bounds.refresh(layer, k, start, q.shape[1]), self.by_query_head)
         kept = choose_pages(scores, start, self.budget)
         self._lists.append(kept)
         self._read.append(distinct(kept.unflatten(1, (k.shape[2], -1)).flatten(2)).float().mean(dim=1))
