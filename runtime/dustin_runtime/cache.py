@@ -37,6 +37,25 @@ def window_ring(budget: int, depth: int, sink: int) -> Ring:
     return Ring(sink, budget - sink + depth + 2)
 
 
+class Append(NamedTuple):
+    """How a layer's new tokens are rotated (RoPE, arXiv 2104.09864), and where their keys and values go.
+
+    Attributes:
+        cos, sin: [positions, head_size / 2] fp32.
+        start: [batch] int64, position of each row's first new token.
+        keys, values: [batch, slots, kv_heads, head_size] of the layer, where `ring` says.
+        more_keys: [batch, capacity, kv_heads, head_size], the keys once more, at their positions; or None.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    start: Tensor
+    keys: Tensor
+    values: Tensor
+    ring: Ring = WHOLE
+    more_keys: Tensor | None = None
+
+
 class KVCache:
     """Keys (after RoPE) and values of a batch of sequences.
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dustin_runtime.cache import Ring
+from dustin_runtime.cache import Append
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2
 from dustin_runtime.kernels.prefetch import LINE, to_l2
 from dustin_runtime.kernels.workspace import counters
@@ -225,21 +225,8 @@ def linear(
     return _launch(x, weight, bias, gated, squares, eps, None, None, None, cut)[0]
 
 
-class Cached(NamedTuple):
-    """Where the keys and values of a product go, as of `models.ops.rope_append`."""
-
-    cos: Tensor
-    sin: Tensor
-    start: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    query_heads: int
-    ring: Ring
-    more_keys: Tensor | None
-
-
 def linear_rope_append(
-    x: Tensor, weight: Tensor, bias: Tensor | None, squares: Tensor, eps: float, cached: Cached
+    x: Tensor, weight: Tensor, bias: Tensor | None, squares: Tensor, eps: float, query_heads: int, to: Append
 ) -> Tensor:
     """`linear` and `models.ops.rope_append` of it, in one launch.
 
@@ -249,7 +236,7 @@ def linear_rope_append(
     Returns:
         [batch, tokens, query_heads, head_size] rotated queries.
     """
-    return _launch(x, weight, bias, False, squares, eps, None, None, cached, ROTATED)[0]
+    return _launch(x, weight, bias, False, squares, eps, None, None, (query_heads, to), ROTATED)[0]
 
 
 def add_linear(
@@ -276,7 +263,7 @@ def _launch(
     eps: float,
     residual: Tensor | None,
     gain: Tensor | None,
-    cached: Cached | None,
+    rotate: tuple[int, Append] | None,
     cut: Tiling | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     inputs = x.shape[-1]
@@ -290,14 +277,15 @@ def _launch(
     splits = ceil_div(ceil_div(inputs, cut.inputs), tiles)
     shape, device, add = (*x.shape[:-1], outputs), x.device, residual is not None
     rotated: tuple[Any, ...] = (*(x,) * 6, *(0,) * 14)
-    half = 0
-    if cached is not None:
-        k, v, half = cached.k_cache, cached.v_cache, cached.k_cache.shape[3] // 2
-        shape = (*x.shape[:2], cached.query_heads, k.shape[3])
-        more = k if cached.more_keys is None else cached.more_keys
+    half, more = 0, None
+    if rotate is not None:
+        query_heads, to = rotate
+        k, v, more = to.keys, to.values, to.more_keys
+        half, shape = k.shape[3] // 2, (*x.shape[:2], query_heads, k.shape[3])
         rotated = (
-            cached.cos, cached.sin, cached.start, k, v, more, *k.stride()[:3], *v.stride()[:3], *more.stride()[:3],
-            x.shape[1], cached.query_heads, k.shape[2], *cached.ring,
+            to.cos, to.sin, to.start, k, v, k if more is None else more,
+            *k.stride()[:3], *v.stride()[:3], *(k if more is None else more).stride()[:3],
+            x.shape[1], query_heads, k.shape[2], *to.ring,
         )  # fmt: skip
     out = torch.empty(shape, dtype=x.dtype, device=device)
     gained = torch.empty(shape, dtype=x.dtype, device=device) if add else out
@@ -314,7 +302,7 @@ def _launch(
         rows, outputs, inputs, tiles, 0 if squares is None else len(squares), eps, *rotated,
         ROWS=tile, OUT=cut.out, IN=cut.inputs, SPLITS=splits, GATED=gated, BIAS=bias is not None,
         BEFORE=0 if squares is None else next_power_of_2(len(squares)), ADD=add,
-        HALF=half, MORE=cached is not None and cached.more_keys is not None, AHEAD=ahead, EARLY=fits,
+        HALF=half, MORE=more is not None, AHEAD=ahead, EARLY=fits,
         num_warps=cut.warps, num_stages=cut.stages, **launch,
     )  # fmt: skip
     return out, gained, sums

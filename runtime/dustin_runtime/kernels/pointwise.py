@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dustin_runtime.cache import WHOLE, Ring
+from dustin_runtime.cache import Append
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2
 
 
@@ -125,32 +125,22 @@ def _rope_append(
 
 
 def rope_append(
-    qkv: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    start: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    query_heads: int,
-    eps: float,
-    ring: Ring = WHOLE,
-    more_keys: Tensor | None = None,
+    qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, query_heads: int, to: Append
 ) -> Tensor:
     """Arguments and result as `models.ops.rope_append`."""
     batch, tokens, _, head_size = qkv.shape
-    kv_heads = k_cache.shape[2]
+    kv_heads = to.keys.shape[2]
     q = torch.empty(batch, tokens, query_heads, head_size, dtype=qkv.dtype, device=qkv.device)
     norm = q_norm is not None
-    more = k_cache if more_keys is None else more_keys
+    more = to.keys if to.more_keys is None else to.more_keys
     heads = query_heads + 2 * kv_heads
     together = min(16, next_power_of_2(heads))
     _rope_append[(ceil_div(heads, together), batch * tokens)](
-        qkv, q_norm if norm else qkv, k_norm if norm else qkv, cos, sin, start, q, k_cache, v_cache, more,
-        *k_cache.stride()[:3], *v_cache.stride()[:3], *more.stride()[:3],
-        tokens, query_heads, kv_heads, ring.sink, ring.size, eps,
-        HEADS=together, HALF=head_size // 2, NORM=norm, MORE=more_keys is not None,
+        qkv, q_norm if norm else qkv, k_norm if norm else qkv, to.cos, to.sin, to.start, q,
+        to.keys, to.values, more,
+        *to.keys.stride()[:3], *to.values.stride()[:3], *more.stride()[:3],
+        tokens, query_heads, kv_heads, *to.ring, eps,
+        HEADS=together, HALF=head_size // 2, NORM=norm, MORE=to.more_keys is not None,
         num_warps=max(1, together * head_size // 256), **dependent_launch(q.device),
     )  # fmt: skip
     return q

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dustin_runtime.cache import KVCache, Ring
+from dustin_runtime.cache import Append, KVCache, Ring
 from dustin_runtime.models import ops
 from dustin_runtime.models.rope import Rope
 from dustin_runtime.models.shape import ModelShape
@@ -123,21 +123,9 @@ class Decoder:
         normed: ops.Normed = ops.add_rms_norm(x, None, layers[0].attention_norm, eps)[1]
         for index, layer in enumerate(layers):
             keys, values = cache.keys[index], cache.values[index]
+            to = Append(rope.cos, rope.sin, start, keys, values, cache.ring, cache.scored_keys(index))
             q = ops.project_append(
-                normed,
-                layer.qkv,
-                layer.qkv_bias,
-                layer.q_norm,
-                layer.k_norm,
-                rope.cos,
-                rope.sin,
-                start,
-                keys,
-                values,
-                shape.query_heads,
-                eps,
-                cache.ring,
-                cache.scored_keys(index),
+                normed, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, eps, shape.query_heads, to
             )
             attended = attend(index, q, keys[:, :extent], values[:, :extent], start).reshape(batch, tokens, -1)
             x, normed = ops.add_linear_norm(x, attended, layer.output, layer.mlp_norm, eps)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dustin_runtime.cache import WHOLE, Ring
+from dustin_runtime.cache import Append
 from dustin_runtime.kernels import usable
 
 
@@ -128,55 +128,32 @@ def project_append(
     bias: Tensor | None,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    start: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    query_heads: int,
     eps: float,
-    ring: Ring = WHOLE,
-    more_keys: Tensor | None = None,
+    query_heads: int,
+    to: Append,
 ) -> Tensor:
     """`rope_append` of the projection to queries, keys and values.
 
     Args:
         x: [batch, tokens, hidden]; weight: [(query_heads + 2 kv_heads) head_size, hidden]; bias: of its rows, or None.
     """
-    head_size = k_cache.shape[3]
+    head_size = to.keys.shape[3]
     if isinstance(x, Unscaled) and q_norm is None and head_size >= 32 and usable(x.gained, heads_of=head_size):
-        from dustin_runtime.kernels.linear import Cached, linear_rope_append
+        from dustin_runtime.kernels.linear import linear_rope_append
 
-        cached = Cached(cos, sin, start, k_cache, v_cache, query_heads, ring, more_keys)
-        return linear_rope_append(x.gained, weight, bias, x.squares, x.eps, cached)
+        return linear_rope_append(x.gained, weight, bias, x.squares, x.eps, query_heads, to)
     qkv = linear(x, weight, bias)
-    qkv = qkv.view(*qkv.shape[:2], -1, head_size)
-    return rope_append(qkv, q_norm, k_norm, cos, sin, start, k_cache, v_cache, query_heads, eps, ring, more_keys)
+    return rope_append(qkv.view(*qkv.shape[:2], -1, head_size), q_norm, k_norm, eps, query_heads, to)
 
 
 def rope_append(
-    qkv: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    start: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    query_heads: int,
-    eps: float,
-    ring: Ring = WHOLE,
-    more_keys: Tensor | None = None,
+    qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, query_heads: int, to: Append
 ) -> Tensor:
-    """Norm of queries and keys (Qwen3), RoPE (arXiv 2104.09864), and the new keys and values into the cache.
+    """Norm of queries and keys (Qwen3), RoPE, and the new keys and values into the cache.
 
     Args:
         qkv: [batch, tokens, query_heads + 2 kv_heads, head_size], contiguous.
         q_norm, k_norm: [head_size] or None.
-        cos, sin: [positions, head_size / 2] fp32.
-        start: [batch] int64, position of each row's first token.
-        k_cache, v_cache: [batch, slots, kv_heads, head_size] of one layer, where `ring` says.
-        more_keys: [batch, capacity, kv_heads, head_size], the keys once more, at their positions; or None.
 
     Returns:
         [batch, tokens, query_heads, head_size] rotated queries.
@@ -184,39 +161,26 @@ def rope_append(
     if usable(qkv, heads_of=qkv.shape[3]):
         from dustin_runtime.kernels.pointwise import rope_append as kernel
 
-        return kernel(qkv, q_norm, k_norm, cos, sin, start, k_cache, v_cache, query_heads, eps, ring, more_keys)
-    return rope_append_reference(
-        qkv, q_norm, k_norm, cos, sin, start, k_cache, v_cache, query_heads, eps, ring, more_keys
-    )
+        return kernel(qkv, q_norm, k_norm, eps, query_heads, to)
+    return rope_append_reference(qkv, q_norm, k_norm, eps, query_heads, to)
 
 
 def rope_append_reference(
-    qkv: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    start: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    query_heads: int,
-    eps: float,
-    ring: Ring = WHOLE,
-    more_keys: Tensor | None = None,
+    qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, query_heads: int, to: Append
 ) -> Tensor:
     """`rope_append` in plain torch."""
-    kv_heads = k_cache.shape[2]
+    kv_heads = to.keys.shape[2]
     q, k, v = qkv.split((query_heads, kv_heads, kv_heads), dim=2)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
-    positions = start.unsqueeze(1) + torch.arange(qkv.shape[1], device=start.device)
-    q, k = (rotate(x, cos[positions], sin[positions]) for x in (q, k))
-    rows = torch.arange(len(start), device=start.device).unsqueeze(1)
-    slots = ring.slots(positions)
-    k_cache.index_put_((rows, slots), k)
-    v_cache.index_put_((rows, slots), v)
-    if more_keys is not None:
-        more_keys.index_put_((rows, positions), k)
+    positions = to.start.unsqueeze(1) + torch.arange(qkv.shape[1], device=to.start.device)
+    q, k = (rotate(x, to.cos[positions], to.sin[positions]) for x in (q, k))
+    rows = torch.arange(len(to.start), device=to.start.device).unsqueeze(1)
+    slots = to.ring.slots(positions)
+    to.keys.index_put_((rows, slots), k)
+    to.values.index_put_((rows, slots), v)
+    if to.more_keys is not None:
+        to.more_keys.index_put_((rows, positions), k)
     return q
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dustin_runtime.cache import WHOLE, KVCache, Ring
+from dustin_runtime.cache import WHOLE, Append, KVCache, Ring
 from dustin_runtime.models import ops
 from dustin_runtime.models.rope import Rope
 from dustin_runtime.models.shape import ModelShape
@@ -52,9 +52,12 @@ def test_rope_append(size: int, qk_norm: bool, dtype: torch.dtype, generator: to
     norms = torch.rand(2, size, generator=generator, device=device).to(dtype) if qk_norm else (None, None)
     start = torch.tensor([0, 17, 400], device=device)
     found, want = (KVCache.allocate(shape, 3, 450, dtype, device) for _ in range(2))
-    arguments = (*norms, rope.cos, rope.sin, start)
-    q = rope_append(qkv, *arguments, found.keys[1], found.values[1], 6, 1e-6)
-    expected = ops.rope_append_reference(qkv, *arguments, want.keys[1], want.values[1], 6, 1e-6)
+
+    def to(cache: KVCache, ring: Ring = WHOLE) -> Append:
+        return Append(rope.cos, rope.sin, start, cache.keys[1], cache.values[1], ring, cache.scored_keys(1))
+
+    q = rope_append(qkv, *norms, 1e-6, 6, to(found))
+    expected = ops.rope_append_reference(qkv, *norms, 1e-6, 6, to(want))
     assert cases.error(q, expected) < cases.tolerance(dtype)
     assert cases.error(found.keys, want.keys) < cases.tolerance(dtype)
     assert torch.equal(found.values, want.values)
@@ -63,7 +66,7 @@ def test_rope_append(size: int, qk_norm: bool, dtype: torch.dtype, generator: to
     ring = Ring(4, 20)
     found, want = (KVCache.windowed(shape, 3, 450, ring, [1], dtype, device) for _ in range(2))
     for cache, append in ((found, rope_append), (want, ops.rope_append_reference)):
-        append(qkv, *arguments, cache.keys[1], cache.values[1], 6, 1e-6, ring, cache.scored_keys(1))
+        append(qkv, *norms, 1e-6, 6, to(cache, ring))
     assert found.keys.shape[2] == 24
     for name in ("keys", "values", "scored"):
         one, other = getattr(found, name), getattr(want, name)
@@ -79,7 +82,7 @@ def test_rope_append(size: int, qk_norm: bool, dtype: torch.dtype, generator: to
 def test_a_projection_is_rotated_and_appended(
     head_size: int, tokens: int, bias: bool, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    from dustin_runtime.kernels.linear import Cached, linear_rope_append
+    from dustin_runtime.kernels.linear import linear_rope_append
 
     batch, query_heads, kv_heads, hidden, device = 3, 6, 2, 200, generator.device
 
@@ -112,15 +115,13 @@ def test_a_projection_is_rotated_and_appended(
             else KVCache.allocate(shape, batch, 450, dtype, device)
             for _ in range(2)
         )
-        where = [(c.keys[1], c.values[1], c.scored_keys(1)) for c in (found, want)]
-        keys, values, more = where[0]
-        cached = Cached(rope.cos, rope.sin, start, keys, values, query_heads, ring, more)
-        q = linear_rope_append(x, weight, offset, squares, 1e-5, cached)
-        keys, values, more = where[1]
-        heads = qkv.view(batch, tokens, -1, head_size)
-        expected = ops.rope_append_reference(
-            heads, None, None, rope.cos, rope.sin, start, keys, values, query_heads, 1e-5, ring, more
+        to, reference = (
+            Append(rope.cos, rope.sin, start, cache.keys[1], cache.values[1], ring, cache.scored_keys(1))
+            for cache in (found, want)
         )
+        q = linear_rope_append(x, weight, offset, squares, 1e-5, query_heads, to)
+        heads = qkv.view(batch, tokens, -1, head_size)
+        expected = ops.rope_append_reference(heads, None, None, 1e-5, query_heads, reference)
         assert cases.error(q, expected) < cases.tolerance(dtype)
         for name in ("keys", "values", "scored"):
             one, other = getattr(found, name), getattr(want, name)
