@@ -27,19 +27,19 @@ def _linear(
     tokens, query_heads, kv_heads, sink, ring,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, BEFORE: tl.constexpr, ADD: tl.constexpr, HALF: tl.constexpr, MORE: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: OUT outputs of all rows, over a share of the inputs.
 
     BEFORE: 0, or places for the sums of squares that x still has to be divided by. ADD: add `residual`, and also write
     what the next norm makes of the sum, short of the division. HALF: 0, or half of a head's size: outputs are queries,
     keys and values, rotated and put where `pointwise._rope_append` puts them; a block has equal parts of both halves of
-    a head. AHEAD: cache lines of each weight row that are sent for while the kernel before still runs. EARLY: let the
-    next kernel start, and send for its weights, meanwhile.
+    a head. AHEAD: cache lines of each weight row that are sent for while the kernel before still runs; the next kernel
+    is then let start, and send for its own, meanwhile.
     """
     block = tl.program_id(0)
     split = tl.program_id(1)
-    if PDL and EARLY:
+    if AHEAD > 0:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.arange(0, ROWS)
     output = block * OUT + tl.arange(0, OUT)
@@ -86,7 +86,7 @@ def _linear(
         if GATED:
             up = tl.dot(values, tl.trans(tl.load(second + column[None, :], mask=inside, other=0.0)), up)
 
-    if PDL and not EARLY:
+    if PDL and AHEAD == 0:
         tl.extra.cuda.gdc_launch_dependents()
     tile = row[:, None] * OUT + tl.arange(0, OUT)[None, :]
     if SPLITS > 1:
@@ -293,8 +293,8 @@ def _launch(
     scratch = blocks * splits * tile * cut.out * (2 if gated else 1) if splits > 1 else 0
     partials = torch.empty(scratch, dtype=torch.float32, device=device)
     launch = dependent_launch(device)
-    fits = weight.numel() * weight.itemsize <= PREFETCHED
-    ahead = next_power_of_2(ceil_div(tiles * cut.inputs, LINE.value)) if launch["PDL"] and fits else 0
+    sent_for = launch["PDL"] and weight.numel() * weight.itemsize <= PREFETCHED
+    ahead = next_power_of_2(ceil_div(tiles * cut.inputs, LINE.value)) if sent_for else 0
     _linear[(blocks, splits)](
         x, weight, x if bias is None else bias, x if squares is None else squares,
         x if residual is None else residual, x if gain is None else gain,
@@ -302,7 +302,7 @@ def _launch(
         rows, outputs, inputs, tiles, 0 if squares is None else len(squares), eps, *rotated,
         ROWS=tile, OUT=cut.out, IN=cut.inputs, SPLITS=splits, GATED=gated, BIAS=bias is not None,
         BEFORE=0 if squares is None else next_power_of_2(len(squares)), ADD=add,
-        HALF=half, MORE=more is not None, AHEAD=ahead, EARLY=fits,
+        HALF=half, MORE=more is not None, AHEAD=ahead,
         num_warps=cut.warps, num_stages=cut.stages, **launch,
     )  # fmt: skip
     return out, gained, sums
