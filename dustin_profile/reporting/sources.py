@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from dustin_profile.reporting.documents import KINDS, MADE_BY
 from dustin_profile.reporting.documents.analysis import Overhead, Recovery
 from dustin_profile.reporting.documents.common import Document, Pair
-from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
+from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity, Subsets
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.rundir import first_difference
 from dustin_runtime.config import DustinConfig, PairIdentity, Selection, load_config
@@ -199,7 +199,7 @@ def _rests_on(data: Any) -> Selection | None:
     """The selection that a document was made with."""
     if isinstance(data, SearchResults | Drift | Recovery):
         return data.selection
-    return data.inputs.selection if isinstance(data, Evaluation | Fidelity | Overhead) else None
+    return data.inputs.selection if isinstance(data, Evaluation | Fidelity | Subsets | Overhead) else None
 
 
 def _ids(pair: Pair | PairIdentity) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dustin_profile.reporting.documents.analysis import Overhead, OverheadInputs, Recovery
-from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
+from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity, Subsets
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.sources import Evidence, Source
 from dustin_profile.reporting.wording import pair
@@ -15,7 +15,7 @@ from dustin_runtime.config import DustinConfig
 
 def pair_of(data: Any) -> str | None:
     """The pair that a document is about, if it says."""
-    if isinstance(data, Fidelity | Evaluation):
+    if isinstance(data, Fidelity | Evaluation | Subsets):
         return pair(data.inputs.models.target.id, data.inputs.models.draft.id)
     if isinstance(data, Overhead):
         data = data.inputs

@@ -21,13 +21,17 @@ def lines(
     log_y: bool = False,
     from_zero: bool = False,
     x_ticks: Sequence[float] = (),
+    gap: tuple[Sequence[float], Sequence[float], Sequence[float]] | None = None,
 ) -> None:
     """Lines, each labelled where it ends.
 
     Args:
         curves: style, x and y; x ascending.
+        gap: x and the two edges of what is shaded.
     """
     axes = frame(figure)
+    if gap:
+        axes.fill_between(*gap, color="#e8eff6", lw=0)
     for style, x, y in curves:
         axes.plot(x, y, **style.line)
     axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dustin_profile.reporting.documents.analysis import Overhead, Recovery, Stabilities
 from dustin_profile.reporting.documents.common import Document
-from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
+from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity, Subsets
 from dustin_profile.reporting.documents.run import AttentionBench, Bench, Generation, GenerationSummary
 from dustin_profile.reporting.documents.search import Heads, SearchResults
 
@@ -15,6 +15,7 @@ KINDS: dict[str, type[Document]] = {
         Heads,
         Evaluation,
         Fidelity,
+        Subsets,
         Drift,
         Recovery,
         Stabilities,
@@ -31,6 +32,7 @@ MADE_BY = {
     "dustin-heads": "dustin-profile srh",
     "dustin-eval": "dustin-profile eval",
     "dustin-fidelity": "dustin-profile eval fidelity",
+    "dustin-subsets": "dustin-profile eval subsets",
     "dustin-arr": "dustin-profile eval arr",
     "dustin-stability": "dustin-profile eval stability",
     "dustin-overhead": "dustin-profile eval overhead",

@@ -16,6 +16,7 @@ class AtBudget(Part):
     budget: int
     read: float
     arr: Estimate
+    below_oracle: Estimate | None = None
 
 
 class Group(Part):
@@ -55,8 +56,9 @@ class Recovery(Document):
     documents: dict[str, object] = Field(min_length=1)
     budgets: list[AtBudget] = Field(default_factory=list)
     splits: list[Group] = Field(default_factory=list)
-    layers: dict[str, list[Estimate]] = Field(default_factory=dict)
-    distances: list[AtDistance] = Field(default_factory=list)
+    layers: dict[str, list[Estimate]] | None = None
+    distances: list[AtDistance] | None = None
+    """These and `layers` take a pass over the documents: null from traces alone."""
     forced_pass: ForcedPass | None = None
     provenance: Provenance = Provenance()
 

@@ -127,6 +127,50 @@ class Fidelity(Document):
         return found if isinstance(found, float) else None
 
 
+class SubsetInputs(FidelityInputs):
+    subsets: int
+    """Of every size and document."""
+
+
+class Pooled(Part):
+    pearson: float | None
+    spearman: float | None
+    pearson_log: float | None
+
+
+class Correlations(Part):
+    """ARR with KL over the subsets of one size: within documents, and over all points together."""
+
+    subsets: int
+    arr: tuple[float, float]
+    kl: tuple[float, float]
+    pooled: Pooled
+    pearson: Estimate | None
+    spearman: Estimate | None
+    pearson_log: Estimate | None
+
+
+class Subset(Part):
+    budget: int
+    arr: float
+    kl: float
+
+
+class SubsetDocument(Part):
+    id: str
+    text_tokens: int
+    subsets: list[Subset]
+
+
+class Subsets(Document):
+    kind: Literal["dustin-subsets"]
+    inputs: SubsetInputs
+    versions: dict[str, str] = Field(default_factory=dict)
+    summary: dict[str, Correlations]
+    """By size, and `all`."""
+    documents: list[SubsetDocument] = Field(min_length=1)
+
+
 class Bucket(Part):
     tokens: int
     kl: float

@@ -11,9 +11,11 @@ from dustin_profile.reporting.documents.analysis import Recovery
 from dustin_profile.reporting.documents.evaluation import Fidelity
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.methods import Style, style
+from dustin_profile.reporting.points import ANALYSED
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pair_of, slug
+from dustin_profile.reporting.wording import listed, plural
 
 Curves = dict[str, list[tuple[float, float]]]
 """By method: (tokens read, ARR)."""
@@ -84,9 +86,12 @@ def _analysed(evidence: Evidence) -> list[tuple[str, Curves]]:
     for source in evidence.of(Recovery):
         points: Curves = {}
         for row in source.data.budgets:
-            points.setdefault(row.policy, []).append((row.read, row.arr.mean))
+            if row.policy not in ANALYSED:
+                points.setdefault(row.policy, []).append((row.read, row.arr.mean))
         if any(len(line) > 1 for line in points.values()):
-            caption = f"{pair_of(source.data)}: retrieval heads, {source.data.split} documents, one config."
+            of = f" of {listed(kinds)}" if (kinds := [traces.data for traces in source.data.traces]) else ""
+            documents = f"{plural(len(source.data.documents), f'{source.data.split} document')}{of}"
+            caption = f"{pair_of(source.data)}: retrieval heads, {documents}, one config."
             found.append((caption, points))
     return found
 

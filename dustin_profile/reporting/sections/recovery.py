@@ -1,4 +1,4 @@
-"""Where the attention is lost: by age of the history, by layer, by kind of document."""
+"""Where the attention is lost: by the draft, by age of the history, by layer, by kind of document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dustin_profile.reporting.methods import style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import slug, titles
-from dustin_profile.reporting.wording import cell, difference, plural
+from dustin_profile.reporting.wording import cell, difference, estimate, plural
 
 RULES = {
     "all-heads": "history of all heads",
@@ -21,6 +21,8 @@ RULES = {
 }
 LAYERS = ("oracle-by-layer", "oracle", "history-by-layer", "dustin", "streaming")
 """Policies drawn by layer: more lines would hide each other."""
+LOOKAHEAD = ("oracle", "lookahead-top", "lookahead-top-all")
+"""The bound, and the draft's attention alone: of the configured layers, and of all."""
 ALL = "all documents"
 
 
@@ -39,67 +41,105 @@ def build(evidence: Evidence) -> Content | None:
     if not blocks:
         return None
     return Content(
-        "History ages: the further back the query that chose the tokens, the more of the attention it misses. One list"
-        " serves all layers; the gap to a list per layer is what that costs. The best m differs between kinds of"
-        " documents; choosing it anew in every window, with the truth at hand, bounds what a cleverer split could add.",
+        "The draft's attention stands for the target's; what it cannot foresee is shaded. History ages: the further back"
+        " the query that chose the tokens, the more of the attention it misses. One list serves all layers; the gap to a"
+        " list per layer is what that costs. The best m differs between kinds of documents; choosing it anew in every"
+        " window, with the truth at hand, bounds what a cleverer split could add.",
         blocks,
     )
 
 
 def _figures(data: Recovery, suffix: str, title: str) -> list[Figure]:
-    figures = []
-    budgets = sorted({row.budget for row in data.distances})
-    if budgets:
-        k = data.selection.budget if data.selection.budget in budgets else budgets[-1]
-        ages: dict[str, list[tuple[float, float]]] = {}
-        for row in data.distances:
-            if row.budget == k and row.below_oracle:
-                ages.setdefault(row.rule, []).append((row.distance, row.below_oracle.mean))
-        curves = [
-            (
-                replace(style(rule), label=RULES.get(rule, rule)),
-                [x for x, _ in sorted(points)],
-                [y for _, y in sorted(points)],
-            )
-            for rule, points in ages.items()
-        ]
-        figures.append(
-            Figure(
-                f"recovery-age{suffix}",
-                f"ARR that history misses against the oracle by its age in tokens, k = {k}; lower is better.",
-                f"Oracle's ARR minus that of history, by age: {title}",
-                partial(
-                    lines,
-                    curves=curves,
-                    xlabel="age of the history, tokens",
-                    ylabel="oracle's ARR minus it",
-                    log_x=True,
-                    x_ticks=sorted({row.distance for row in data.distances}),
-                    from_zero=True,
-                ),
-                height=3.3,
-            )
+    found = [_lookahead(data, suffix, title), _ages(data, suffix, title), _layers(data, suffix, title)]
+    return [figure for figure in found if figure]
+
+
+def _lookahead(data: Recovery, suffix: str, title: str) -> Figure | None:
+    """What the draft alone recovers of what there is to recover (arXiv 2606.24957, Figures 3 and 11)."""
+    found = {name: sorted((r for r in data.budgets if r.policy == name), key=lambda r: r.budget) for name in LOOKAHEAD}
+    bound, drafted = found[LOOKAHEAD[0]], found[LOOKAHEAD[1]]
+    budgets = [row.budget for row in bound]
+    if len(budgets) < 2 or [row.budget for row in drafted] != budgets:
+        return None
+    k = data.selection.budget
+    missed = [f" At k = {k} it misses {estimate(r.below_oracle)}." for r in drafted if r.budget == k and r.below_oracle]
+    return Figure(
+        f"recovery-lookahead{suffix}",
+        "What the draft's lookahead alone recovers, nothing kept by rule, of what there is to recover."
+        + "".join(missed),
+        f"ARR of lookahead and of the oracle by budget: {title}",
+        partial(
+            lines,
+            curves=[
+                (style(name), [row.budget for row in rows], [row.arr.mean for row in rows])
+                for name, rows in found.items()
+                if rows
+            ],
+            xlabel="budget, tokens",
+            ylabel="ARR",
+            log_x=True,
+            x_ticks=budgets,
+            gap=(budgets, [row.arr.mean for row in drafted], [row.arr.mean for row in bound]),
+        ),
+        height=3.3,
+    )
+
+
+def _ages(data: Recovery, suffix: str, title: str) -> Figure | None:
+    distances = data.distances or []
+    budgets = sorted({row.budget for row in distances})
+    if not budgets:
+        return None
+    k = data.selection.budget if data.selection.budget in budgets else budgets[-1]
+    ages: dict[str, list[tuple[float, float]]] = {}
+    for row in distances:
+        if row.budget == k and row.below_oracle:
+            ages.setdefault(row.rule, []).append((row.distance, row.below_oracle.mean))
+    curves = [
+        (
+            replace(style(rule), label=RULES.get(rule, rule)),
+            [x for x, _ in sorted(points)],
+            [y for _, y in sorted(points)],
         )
-    shown = [(name, data.layers[name]) for name in LAYERS if data.layers.get(name)]
-    if shown:
-        figures.append(
-            Figure(
-                f"recovery-layers{suffix}",
-                f"ARR by target layer, k = {data.selection.budget}.",
-                f"ARR of each policy by target layer: {title}",
-                partial(
-                    lines,
-                    curves=[
-                        (replace(style(name), marker=""), list(range(len(values))), [value.mean for value in values])
-                        for name, values in shown
-                    ],
-                    xlabel="target layer",
-                    ylabel="ARR",
-                ),
-                height=3.3,
-            )
-        )
-    return figures
+        for rule, points in ages.items()
+    ]
+    return Figure(
+        f"recovery-age{suffix}",
+        f"ARR that history misses against the oracle by its age in tokens, k = {k}; lower is better.",
+        f"Oracle's ARR minus that of history, by age: {title}",
+        partial(
+            lines,
+            curves=curves,
+            xlabel="age of the history, tokens",
+            ylabel="oracle's ARR minus it",
+            log_x=True,
+            x_ticks=sorted({row.distance for row in distances}),
+            from_zero=True,
+        ),
+        height=3.3,
+    )
+
+
+def _layers(data: Recovery, suffix: str, title: str) -> Figure | None:
+    layers = data.layers or {}
+    shown = [(name, layers[name]) for name in LAYERS if layers.get(name)]
+    if not shown:
+        return None
+    return Figure(
+        f"recovery-layers{suffix}",
+        f"ARR by target layer, k = {data.selection.budget}.",
+        f"ARR of each policy by target layer: {title}",
+        partial(
+            lines,
+            curves=[
+                (replace(style(name), marker=""), list(range(len(values))), [value.mean for value in values])
+                for name, values in shown
+            ],
+            xlabel="target layer",
+            ylabel="ARR",
+        ),
+        height=3.3,
+    )
 
 
 def _splits(data: Recovery) -> Table:
