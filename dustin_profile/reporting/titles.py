@@ -7,6 +7,7 @@ from typing import Any
 
 from dustin_profile.reporting.documents.analysis import Overhead, OverheadInputs, Recovery
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity, Subsets
+from dustin_profile.reporting.documents.run import Bench
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.sources import Evidence, Source
 from dustin_profile.reporting.wording import pair
@@ -17,6 +18,8 @@ def pair_of(data: Any) -> str | None:
     """The pair that a document is about, if it says."""
     if isinstance(data, Fidelity | Evaluation | Subsets):
         return pair(data.inputs.models.target.id, data.inputs.models.draft.id)
+    if isinstance(data, Bench):
+        return pair(*names) if len(names := data.pair.split(" / ")) == 2 else data.pair
     if isinstance(data, Overhead):
         data = data.inputs
     if isinstance(data, SearchResults | Drift | DustinConfig | Recovery | OverheadInputs) and data.pair:

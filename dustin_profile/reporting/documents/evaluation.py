@@ -23,6 +23,14 @@ class Row(Part):
     tau: float | None = None
     tokens_read: float | None = None
     tokens_per_s: float | None = None
+    prompt_tokens: float | None = None
+    perplexity: float | None = None
+    """Of a given text, not the method's own; so are the two below, which are null where it is verified in full."""
+    kl: Estimate | None = None
+    loss_difference: Estimate | None = None
+    tau_by_document: Estimate | None = None
+    speed_by_document: Estimate | None = None
+    speed_over_vanilla: Estimate | None = None
 
 
 class Average(Part):
@@ -51,6 +59,18 @@ class Evaluation(Document):
     entries: list[Row] = Field(min_length=1)
     averages: list[Average] = Field(default_factory=list)
     provenance: Provenance = Provenance()
+
+    @property
+    def of_books(self) -> bool:
+        """Whether given texts are continued, so that perplexity is its measure, rather than questions answered."""
+        return any(entry.perplexity is not None for entry in self.entries)
+
+    @property
+    def full_perplexity(self) -> float | None:
+        """That of full verification, whichever method it is measured with."""
+        return next(
+            (entry.perplexity for entry in self.entries if entry.perplexity and not entry.loss_difference), None
+        )
 
 
 class FidelityInputs(Part):

@@ -68,6 +68,8 @@ class BenchRow(Part):
     """Tokens of its cache; `all`; None where nothing is drafted."""
     tokens_per_s: float
     tau: float
+    acceptance_per_position: list[float] = Field(default_factory=list)
+    """Share of steps that accept the first draft, the first two, and so on."""
     step_ms: float = Field(gt=0)
     roofline_ms: float
     over_roofline: float

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from dustin_profile.reporting.blocks import Block, Cell, Code, Content, Figure, Figures, Group, Heading, Row, Table
-from dustin_profile.reporting.charts import bars, stacked
+from dustin_profile.reporting.charts import bars, lines, stacked
 from dustin_profile.reporting.documents.run import Bench, BenchRow
-from dustin_profile.reporting.methods import label, style
+from dustin_profile.reporting.methods import Dash, label, style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
-from dustin_profile.reporting.titles import slug
+from dustin_profile.reporting.speeds import ranked, synthetic
+from dustin_profile.reporting.titles import pair_of, slug
 from dustin_profile.reporting.wording import count, plain, times
 
-HEADER = ("method", "tokens/s", "over vanilla", "data", "step, ms", "floor, ms", "× floor", "τ")
+HEADER = ("method", "tokens/s", "over vanilla", "data", "step, ms", "floor, ms", "× floor", "τ", "accepted at 1, 2, …")
 PARTS = {
     "draft": "draft",
     "scores": "scores",
@@ -29,22 +31,26 @@ Case = tuple[int, int]
 
 
 def build(evidence: Evidence) -> Content | None:
-    found = evidence.of(Bench)
+    found = ranked(evidence)
     if not found:
         return None
     blocks: list[Block] = []
     for number, source in enumerate(found):
         data = source.data
         suffix = slug(number, len(found))
-        blocks.append(Heading(f"{data.pair} on {data.device}, {data.dtype}"))
+        apart = ", synthetic" if synthetic(data) else ""
+        blocks.append(Heading(f"{pair_of(data)} on {data.device}, {data.dtype}{apart}"))
         case = widest(data)
-        blocks.append(Figures([speed_figure(data, f"speed{suffix}"), _parts_figure(data, case, f"step{suffix}")]))
+        figures = [speed_figure(data, f"speed{suffix}"), _parts_figure(data, case, f"step{suffix}")]
+        figures += _acceptance_figures(data, f"acceptance{suffix}")
+        blocks.append(Figures(figures))
         blocks.append(_table(data))
         if data.command:
             blocks.append(Code(data.command))
     return Content(
         "All methods run in the same engine on the same device in the same run. The floor is the time in which the"
-        " device could read the bytes that a method must move; “× floor” is how near the step comes to it.",
+        " device could read the bytes that a method must move; “× floor” is how near the step comes to it. τ is how"
+        " many tokens a step emits; where nothing is synthetic, it and what is accepted are of each method's own text.",
         blocks,
     )
 
@@ -86,11 +92,11 @@ def speed_figure(data: Bench, name: str) -> Figure:
     ]
     return Figure(
         name,
-        f"Decoding speed, {case_name(case)}, {data.pair}, and over vanilla." + _said(data),
-        f"Tokens per second by method, {data.pair}",
+        f"Decoding speed, {case_name(case)}, {pair_of(data)}, and over vanilla." + _said(data),
+        f"Tokens per second by method, {pair_of(data)}",
         partial(bars, rows=rows, xlabel=f"tokens/s, and over vanilla: {case_name(case)}"),
-        synthetic=data.synthetic,
-        title=f"{data.pair}, {data.device}",
+        synthetic=synthetic(data),
+        title=f"{pair_of(data)}, {data.device}",
         height=1.1 + 0.42 * len(rows),
     )
 
@@ -101,7 +107,7 @@ def _parts_figure(data: Bench, case: Case, name: str) -> Figure:
         name,
         f"Where the time of a step goes, {case_name(case)}; parts are timed alone. A step emits τ tokens:"
         " one for vanilla, more for the others." + _said(data),
-        f"Milliseconds of each part of a step by method, {data.pair}",
+        f"Milliseconds of each part of a step by method, {pair_of(data)}",
         partial(
             stacked,
             rows=[(row_name(row), row.components_ms) for row in rows],
@@ -110,13 +116,47 @@ def _parts_figure(data: Bench, case: Case, name: str) -> Figure:
             marks=[row.roofline_ms for row in rows],
             mark_label="floor of the step",
         ),
-        synthetic=data.synthetic,
+        synthetic=synthetic(data),
         height=1.6 + 0.42 * len(rows),
     )
 
 
+def _acceptance_figures(data: Bench, name: str) -> list[Figure]:
+    """How far drafts are right, at the shortest and the longest context; nothing where that was assumed."""
+    if synthetic(data):
+        return []
+    found = cases(data)
+    figures = []
+    for case in dict.fromkeys([next(iter(found)), widest(data)]):
+        curves = [
+            (
+                replace(style(row.method), label=row_name(row).replace("\ndraft reads", ","), dash=_dash(row)),
+                list(range(1, len(row.acceptance_per_position) + 1)),
+                row.acceptance_per_position,
+            )
+            for row in found[case]
+            if row.acceptance_per_position
+        ]
+        if curves:
+            figures.append(
+                Figure(
+                    f"{name}-{case[0]}x{case[1]}",
+                    f"Share of steps that accept at least so many drafts, {case_name(case)}, each on its own text;"
+                    " after the method: tokens that its draft reads.",
+                    f"Acceptance by position and method, {case_name(case)}, {pair_of(data)}",
+                    partial(lines, curves=curves, xlabel="drafts accepted, at least", ylabel="share of steps"),
+                    height=2.9,
+                )
+            )
+    return figures
+
+
+def _dash(row: BenchRow) -> Dash:
+    return "-" if row.draft_reads == "all" else "--"
+
+
 def _said(data: Bench) -> str:
-    return f" Synthetic: {', '.join(data.synthetic)}." if data.synthetic else ""
+    return f" Synthetic: {', '.join(words)}." if (words := synthetic(data)) else ""
 
 
 def _table(data: Bench) -> Table:
@@ -128,7 +168,7 @@ def _table(data: Bench) -> Table:
     k = f", k = {data.selection.budget}" if data.selection else ""
     speed = data.roofline.bytes_per_s / 1e12
     note = f"Floor at {speed:.3g} TB/s ({data.roofline.device}){k}." + _said(data)
-    return Table("Decoding speed by method", HEADER, rows, note, frozenset({0, 3}), markdown=True)
+    return Table("Decoding speed by method", HEADER, rows, note, frozenset({0, 3, 8}), markdown=True).without_empty()
 
 
 def unexplained_ms(row: BenchRow) -> float:
@@ -148,6 +188,7 @@ def _row(row: BenchRow, best: bool) -> Row:
         Cell(plain(row.roofline_ms, 2), tone="muted"),
         Cell(plain(row.over_roofline, 2), tone="muted"),
         Cell(plain(row.tau, 2), tone="muted"),
+        Cell("" if row.synthetic else " ".join(f"{share:.2f}" for share in row.acceptance_per_position), tone="muted"),
     ]
     return Row(cells, strong=style(row.method).own)
 

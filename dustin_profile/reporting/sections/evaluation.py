@@ -22,7 +22,7 @@ SCORES = {"found": "facts found", "recalled": "facts recalled", "score": "score"
 
 
 def build(evidence: Evidence) -> Content | None:
-    found = evidence.of(Evaluation)
+    found = [source for source in evidence.of(Evaluation) if not source.data.of_books]
     if not found:
         return None
     blocks: list[Block] = []

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from dustin_profile.reporting.blocks import Card
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation
-from dustin_profile.reporting.documents.run import Bench, BenchRow
 from dustin_profile.reporting.points import OWN, Point
 from dustin_profile.reporting.sections.bench import case_name
+from dustin_profile.reporting.sections.books import said
 from dustin_profile.reporting.sections.evaluation import SCORES
 from dustin_profile.reporting.sources import Evidence
+from dustin_profile.reporting.speeds import fastest, own_rows, ranked, synthetic
 from dustin_profile.reporting.titles import pair_of
 from dustin_profile.reporting.wording import count, estimate, interval, percent, plain, times
 
@@ -44,6 +45,9 @@ def answers(evidence: Evidence) -> list[Card]:
     """What a task's answers lose."""
     cards = []
     for source in evidence.of(Evaluation):
+        if source.data.of_books:
+            cards += _perplexity(source.data)
+            continue
         for entry in source.data.entries:
             score, value = next(iter(entry.scores.items()))
             minus = (entry.minus_vanilla or {}).get(score)
@@ -54,6 +58,19 @@ def answers(evidence: Evidence) -> list[Card]:
                 cards.append(Card(f"Answers, {task}", plain(value.mean), detail, pair_of(source.data) or "", tag))
                 break
     return cards
+
+
+def _perplexity(data: Evaluation) -> list[Card]:
+    full = data.full_perplexity
+    for entry in data.entries:
+        if entry.method == OWN and not entry.group and entry.perplexity is not None and full:
+            tag = f"k = {entry.budget}" if entry.budget else ""
+            return [
+                Card(
+                    f"Perplexity, {data.task}", plain(entry.perplexity, 1), said(entry, full), pair_of(data) or "", tag
+                )
+            ]
+    return []
 
 
 def drift(evidence: Evidence) -> list[Card]:
@@ -75,23 +92,14 @@ def drift(evidence: Evidence) -> list[Card]:
     return []
 
 
-def _own_rows(data: Bench) -> list[BenchRow]:
-    return [row for row in data.rows if row.method == OWN and row.alpha]
-
-
-def fastest(data: Bench) -> BenchRow | None:
-    """The case that gains most over vanilla."""
-    return max(_own_rows(data), key=lambda row: row.alpha or 0, default=None)
-
-
 def speed(evidence: Evidence) -> list[Card]:
-    """Tokens per second over vanilla's, the best case and the worst."""
+    """Tokens per second over vanilla's, the best case and the worst; real speeds first."""
     cards = []
-    for source in evidence.of(Bench):
+    for source in ranked(evidence):
         data = source.data
         best = fastest(data)
         if best and best.alpha:
-            lowest = min(row.alpha or 0 for row in _own_rows(data))
+            lowest = min(row.alpha or 0 for row in own_rows(data))
             reads = f", the draft reading {best.draft_reads}" if best.draft_reads else ""
             cards.append(
                 Card(
@@ -99,8 +107,8 @@ def speed(evidence: Evidence) -> list[Card]:
                     times(best.alpha),
                     f"vanilla's at best: {count(best.tokens_per_s)} tokens/s, {case_name((best.batch, best.context))}"
                     f"{reads}. At least: {times(lowest)}.",
-                    f"{data.pair}, {data.device}",
-                    "SYNTHETIC" if best.synthetic else f"k = {best.budget}" if best.budget else "",
+                    f"{pair_of(data)}, {data.device}",
+                    "SYNTHETIC" if synthetic(data) else f"k = {best.budget}" if best.budget else "",
                 )
             )
     return cards

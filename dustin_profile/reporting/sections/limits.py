@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from dustin_profile.reporting.blocks import Bullets, Content
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
-from dustin_profile.reporting.documents.run import AttentionBench, Bench
+from dustin_profile.reporting.documents.run import AttentionBench
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.methods import label
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sections.bench import case_name, unexplained_ms
 from dustin_profile.reporting.sources import Evidence
+from dustin_profile.reporting.speeds import ranked, synthetic
 from dustin_profile.reporting.titles import pair_of, pairs
 from dustin_profile.reporting.wording import count, listed, percent, plain, plural
 
@@ -71,7 +72,7 @@ def _fidelities(evidence: Evidence) -> Found:
         )
         wide = [method for (method, budget), cell in data.cells.items() if cell.read > budget + 0.5]
         if wide:
-            methods = listed([label(method) for method in dict.fromkeys(wide)])
+            methods = listed([f"“{label(method)}”" for method in dict.fromkeys(wide)])
             yield "Not at equal cost:", f"{methods} read more than their budget; compare them at the tokens they read."
 
 
@@ -85,6 +86,11 @@ def _drifts(evidence: Evidence) -> Found:
 
 def _answers(evidence: Evidence) -> Found:
     for source in evidence.of(Evaluation):
+        if source.data.of_books:
+            books = max(entry.items for entry in source.data.entries)
+            if books < FEW:
+                yield f"{source.data.task}:", f"{plural(books, 'prompt')}, so intervals are wide."
+            continue
         entries = [entry for entry in source.data.entries if not entry.group] or source.data.entries
         reach = [entry.scores[next(iter(entry.scores))] for entry in entries]
         widest = max((x.high - x.low for x in reach if x.low is not None and x.high is not None), default=0.0)
@@ -95,24 +101,35 @@ def _answers(evidence: Evidence) -> Found:
 
 def _speed(evidence: Evidence) -> Found:
     quality = pairs(evidence)
-    for source in evidence.of(Bench):
-        data = source.data
-        if data.synthetic:
+    benches = ranked(evidence)
+    both = any(pair_of(source.data) in quality for source in benches)
+    for source in benches:
+        data, name = source.data, pair_of(source.data) or ""
+        if assumed := synthetic(data):
             yield (
-                f"Speed of {data.pair} is synthetic:",
-                f"{', '.join(data.synthetic)}. Times of a step are real, the tokens that a step emits are assumed.",
+                f"Speed of {name} is synthetic:",
+                f"{', '.join(assumed)}. Times of a step are real, the tokens that a step emits are assumed.",
+            )
+        elif any(row.acceptance_per_position for row in data.rows):
+            yield (
+                f"Speed of {name}:",
+                "sparse methods do not write vanilla's text, so each τ is of another text; a higher τ is no merit of the"
+                " method.",
             )
         for row in data.rows:
             if rest := unexplained_ms(row):
                 yield (
-                    f"{data.pair}, {case_name((row.batch, row.context))}:",
+                    f"{name}, {case_name((row.batch, row.context))}:",
                     f"vanilla took {plain(row.step_ms, 2)} ms where its parts, timed alone, sum to"
                     f" {plain(row.step_ms - rest, 2)}; ratios to it may flatter by up to"
                     f" {percent(rest / (row.step_ms - rest))}.",
                 )
-        if quality and data.pair not in quality:
-            yield "Different pairs:", f"quality is that of {listed(quality)}, speed that of {data.pair}."
-    if quality and not evidence.of(Bench):
+        if both and name not in quality:
+            yield f"Quality of {name}", "was not measured: its speed shows other shapes."
+    if benches and quality and not both:
+        speeds = listed([pair_of(source.data) or "" for source in benches])
+        yield "Different pairs:", f"quality is that of {listed(quality)}, speed that of {speeds}."
+    if quality and not benches:
         yield "No speed was measured:", "how much time is saved is not shown."
     for other in evidence.of(AttentionBench):
         if other.data.data == "synthetic":

@@ -57,10 +57,10 @@ def _sampled(data: Subsets, title: str, several: bool) -> str:
         return f"Over the sampled subsets{where} one of the two does not vary."
     ranks = found.spearman
     clear = ranks.mean <= CLEAR and (ranks.high is None or ranks.high < 0)
-    verdict = "of two subsets of a text, the one that keeps more attention predicts better, nearly always"
+    verdict = "of two subsets of one text, the one that keeps more attention predicts better as a rule"
     text = (
-        f"Over {count(found.subsets)} sampled subsets{where}, which no policy chose, the two correlate within a document"
-        f" with {estimate(found.pearson, 2, sign=True)}, by ranks with {estimate(ranks, 2, sign=True)}:"
+        f"Over {count(found.subsets)} sampled subsets{where}, which no policy chose, the two correlate within a"
+        f" document with {estimate(found.pearson, 2, sign=True)}, by ranks with {estimate(ranks, 2, sign=True)}:"
         f" {verdict if clear else 'they part within a text'}."
     )
     pooled = found.pooled.spearman
@@ -123,15 +123,16 @@ def _table(data: Subsets, title: str) -> Table:
         within = (found.pearson, found.spearman, found.pearson_log)
         name = "all sizes" if size == ALL else f"k = {size}"
         rows.append(Row([Cell(name), Cell(count(found.subsets)), *map(Cell, reach), *map(_correlation, within)]))
-    if (found := data.summary.get(ALL)) and (pooled := found.pooled).pearson is not None:
-        together = [pooled.pearson, pooled.spearman, pooled.pearson_log]
+    if every := data.summary.get(ALL):
+        together = (every.pooled.pearson, every.pooled.spearman, every.pooled.pearson_log)
         shown = [Cell("" if value is None else signed(value), tone="muted") for value in together]
-        rows.append(Row([Cell("all, documents together"), Cell(count(found.subsets)), Cell(""), Cell(""), *shown]))
+        rows.append(Row([Cell("all, documents together"), Cell(count(every.subsets)), Cell(""), Cell(""), *shown]))
     tokens = sum(document.text_tokens for document in data.documents)
     note = (
-        f"{plural(len(data.documents), 'document')}, {tokens} tokens of text; {data.inputs.device}, {data.inputs.dtype}."
-        " A subset is one list for all heads and layers, drawn by chance, by more or less of the attention that the text"
-        " pays. Correlations are taken within each document; brackets: 95 % over documents."
+        f"{plural(len(data.documents), 'document')}, {tokens} tokens of text; {data.inputs.device},"
+        f" {data.inputs.dtype}. A subset is one list for all heads and layers; its tokens are drawn evenly, or more or"
+        " less by the attention that the text pays them. Correlations are taken within each document; brackets: 95 %"
+        " over documents."
     )
     return Table(f"ARR with KL over sampled subsets: {title}", HEADER, rows, note, markdown=True)
 

@@ -41,8 +41,8 @@ def build(evidence: Evidence) -> Content | None:
     if not blocks:
         return None
     return Content(
-        "The draft's attention stands for the target's; what it cannot foresee is shaded. History ages: the further back"
-        " the query that chose the tokens, the more of the attention it misses. One list serves all layers; the gap to a"
+        "The draft's attention stands for the target's; what it misses is shaded. History ages: the further back the"
+        " query that chose the tokens, the more of the attention it misses. One list serves all layers; the gap to a"
         " list per layer is what that costs. The best m differs between kinds of documents; choosing it anew in every"
         " window, with the truth at hand, bounds what a cleverer split could add.",
         blocks,

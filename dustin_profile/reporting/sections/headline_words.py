@@ -1,0 +1,82 @@
+"""What decides, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dustin_profile.reporting.documents.run import BenchRow
+from dustin_profile.reporting.methods import label, style
+from dustin_profile.reporting.points import Point
+from dustin_profile.reporting.sections.bench import case_name
+from dustin_profile.reporting.sources import Evidence
+from dustin_profile.reporting.speeds import fastest, gains_at_equal_tau, ranked, synthetic
+from dustin_profile.reporting.titles import pair_of
+from dustin_profile.reporting.wording import certain, count, estimate, listed, percent, plain, signed, times
+from dustin_runtime.config import DustinConfig
+
+
+def verdicts(points: Sequence[Point]) -> list[tuple[str, str]]:
+    """A sentence per pair and budget that a config reads."""
+    found = []
+    for point in points:
+        if not point.kept or not point.configured:
+            continue
+        text = f"Dustin keeps {estimate(point.kept)} of the attention"
+        if point.of_oracle:
+            text += f", {percent(point.of_oracle)} of what the best single list keeps"
+        sure = {name: gain for name, gain in point.over.items() if certain(gain)}
+        if gains := [f"{label(name)} ({signed(gain.mean)})" for name, gain in sure.items() if gain.mean > 0]:
+            text += f"; more than {listed(gains)}"
+        if worse := [label(name) for name, gain in sure.items() if gain.mean < 0 and not style(name).bound]:
+            text += f"; less than {listed(worse)}"
+        text += "."
+        if unsure := [label(name) for name in point.over if name not in sure and not style(name).bound]:
+            text += f" Its distance from {listed(unsure)} may be chance."
+        found.append((f"{point.pair}, k = {point.budget}:", text))
+    return found
+
+
+def speed_said(evidence: Evidence, points: Sequence[Point]) -> list[tuple[str, str]]:
+    """A sentence or two per bench, real ones first."""
+    found = []
+    for source in ranked(evidence):
+        data = source.data
+        name, assumed, best = pair_of(data) or "", synthetic(data), fastest(data)
+        if not best or not best.alpha:
+            continue
+        reads = f" with k = {best.budget}" if best.budget else ""
+        text = f"at {case_name((best.batch, best.context))}{reads} a token takes {percent(1 / best.alpha)} of vanilla's"
+        same = [row for row in data.rows if (row.batch, row.context) == (best.batch, best.context)]
+        full = [f"{times(best.tokens_per_s / row.tokens_per_s)} {label(row.method)}" for row in same if _classic(row)]
+        text += f" time ({listed(full)})." if full else " time."
+        if assumed:
+            text += f" This is synthetic: {', '.join(assumed)}. Times are real; τ, and so tokens/s, is assumed."
+        else:
+            text += f" Nothing is synthetic; τ, here {plain(best.tau, 2)}, is that of Dustin's own text."
+            if gains := gains_at_equal_tau(data):
+                usual, equal = ([times(end) for end in (min(ends), max(ends))] for ends in zip(*gains, strict=True))
+                text += (
+                    f" Over all cases it gains {' to '.join(usual)}; with classic SD's τ it would be"
+                    f" {' to '.join(equal)}."
+                )
+        if points:
+            contexts = [point.context for point in points if point.pair == name and point.context]
+            if name not in {point.pair for point in points}:
+                text += " Quality was measured on other pairs."
+            elif contexts and max(contexts) < best.context:
+                text += f" Quality was measured at up to {count(max(contexts))} tokens."
+        found.append((f"Speed, {name} on {data.device}{', synthetic' if assumed else ''}:", text))
+    return found
+
+
+def ready(evidence: Evidence) -> list[tuple[str, str]]:
+    """Which files can be deployed as they are."""
+    found = [
+        f"{source.name} ({pair_of(source.data)}, k = {source.data.selection.budget})"
+        for source in evidence.of(DustinConfig)
+    ]
+    return [("To deploy:", f"dustin-run generate --config {' or '.join(found)}.")] if found else []
+
+
+def _classic(row: BenchRow) -> bool:
+    return row.method in ("sd", "magicdec")
