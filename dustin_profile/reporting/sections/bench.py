@@ -96,7 +96,7 @@ def speed_figure(data: Bench, name: str) -> Figure:
         f"Tokens per second by method, {pair_of(data)}",
         partial(bars, rows=rows, xlabel=f"tokens/s, and over vanilla: {case_name(case)}"),
         synthetic=synthetic(data),
-        title=f"{pair_of(data)}, {data.device}",
+        title=f"{pair_of(data)}, {data.device}".replace(" with ", "\nwith ", 1),
         height=1.1 + 0.42 * len(rows),
     )
 

@@ -33,7 +33,7 @@ def build(evidence: Evidence) -> Content | None:
         if marks:
             figure = Figure(
                 f"books{slug(number, len(found))}",
-                "Perplexity of the books' own text over full verification's, in percent; zero would change nothing.",
+                "Perplexity of the books' own text over full verification's, in percent; at zero nothing is lost.",
                 f"Perplexity of each method relative to full verification: {title}",
                 partial(intervals, marks=marks, xlabel="perplexity over full's, %", zero=True, form=".1f"),
                 height=0.95 + 0.34 * len(marks),

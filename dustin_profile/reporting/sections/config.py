@@ -42,7 +42,12 @@ def build(evidence: Evidence) -> Content | None:
 
 
 def _same(config: Source[DustinConfig], other: Described) -> bool:
-    return pair_of(config.data) == pair_of(other.data) and config.data.selection == other.data.selection
+    """Whether both say the same; what only one of them says is of another version."""
+    ours, theirs = config.data.selection, other.data.selection
+    fields = ours.model_fields_set & theirs.model_fields_set
+    return pair_of(config.data) == pair_of(other.data) and (
+        ours.model_dump(include=fields) == theirs.model_dump(include=fields)
+    )
 
 
 def _words(source: Described, yaml: Source[DustinConfig] | None) -> Bullets:

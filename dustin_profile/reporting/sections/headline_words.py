@@ -11,7 +11,7 @@ from dustin_profile.reporting.sections.bench import case_name
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.speeds import fastest, gains_at_equal_tau, ranked, synthetic
 from dustin_profile.reporting.titles import pair_of
-from dustin_profile.reporting.wording import certain, count, estimate, listed, percent, plain, signed, times
+from dustin_profile.reporting.wording import NBSP, certain, count, estimate, listed, percent, plain, signed, times
 from dustin_runtime.config import DustinConfig
 
 
@@ -44,7 +44,7 @@ def speed_said(evidence: Evidence, points: Sequence[Point]) -> list[tuple[str, s
         name, assumed, best = pair_of(data) or "", synthetic(data), fastest(data)
         if not best or not best.alpha:
             continue
-        reads = f" with k = {best.budget}" if best.budget else ""
+        reads = f" with k{NBSP}={NBSP}{best.budget}" if best.budget else ""
         text = f"at {case_name((best.batch, best.context))}{reads} a token takes {percent(1 / best.alpha)} of vanilla's"
         same = [row for row in data.rows if (row.batch, row.context) == (best.batch, best.context)]
         full = [f"{times(best.tokens_per_s / row.tokens_per_s)} {label(row.method)}" for row in same if _classic(row)]

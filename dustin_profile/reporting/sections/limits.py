@@ -113,8 +113,8 @@ def _speed(evidence: Evidence) -> Found:
         elif any(row.acceptance_per_position for row in data.rows):
             yield (
                 f"Speed of {name}:",
-                "sparse methods do not write vanilla's text, so each τ is of another text; a higher τ is no merit of the"
-                " method.",
+                "sparse methods do not write vanilla's text, so each τ is of another text; a higher τ is no merit of"
+                " the method.",
             )
         for row in data.rows:
             if rest := unexplained_ms(row):

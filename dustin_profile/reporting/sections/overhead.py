@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from dustin_profile.reporting.blocks import Block, Cell, Content, Figure, Figures, Group, Row, Table
 from dustin_profile.reporting.charts import lines
 from dustin_profile.reporting.documents.analysis import Overhead
-from dustin_profile.reporting.methods import INK, Style, label, style
+from dustin_profile.reporting.methods import INK, ORANGE, Style, label, style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pair_of, slug
@@ -41,7 +40,7 @@ def _figure(data: Overhead, name: str) -> Figure:
         if all(estimator in row.estimators for row in data.rows):
             drawn = style(estimator)
             curves.append((drawn, contexts, [row.estimators[estimator].min_ms for row in data.rows]))
-    sparse = replace(style("sparse attention"), label="sparse attention", dash="-.")
+    sparse = Style("sparse attention", ORANGE, ">", "-.")
     curves.append((sparse, contexts, [row.sparse.min_ms for row in data.rows]))
     return Figure(
         name,

@@ -13,7 +13,7 @@ from dustin_profile.reporting.methods import AMBER, BLUE, GREEN, INK, ORANGE, PI
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence, Source
 from dustin_profile.reporting.titles import slug, titles
-from dustin_profile.reporting.wording import cell, count, estimate, plain, plural, signed
+from dustin_profile.reporting.wording import NBSP, cell, count, estimate, plain, plural, signed
 
 CLEAR = -0.8
 """Rank correlation from which on ARR may stand for KL (the paper finds -0.81 and -0.95)."""
@@ -63,10 +63,12 @@ def _sampled(data: Subsets, title: str, several: bool) -> str:
         f" document with {estimate(found.pearson, 2, sign=True)}, by ranks with {estimate(ranks, 2, sign=True)}:"
         f" {verdict if clear else 'they part within a text'}."
     )
-    pooled = found.pooled.spearman
-    if pooled is not None and (pooled > ranks.high if ranks.high is not None else pooled > ranks.mean):
+    pooled = found.pooled
+    end = found.pearson.mean if found.pearson.high is None else found.pearson.high
+    if pooled.pearson is not None and pooled.spearman is not None and pooled.pearson > end:
         text += (
-            f" Over all documents together it is {signed(pooled, 2)} by ranks: texts differ in what the same ARR costs."
+            f" Over all documents together these are {signed(pooled.pearson, 2)} and {signed(pooled.spearman, 2)}:"
+            " texts differ in what the same ARR costs."
         )
     return text
 
@@ -119,7 +121,7 @@ def _subsets_figure(data: Subsets, name: str, title: str) -> Figure:
 def _table(data: Subsets, title: str) -> Table:
     rows = []
     for size, found in data.summary.items():
-        reach = [f"{plain(low)} to {plain(high)}" for low, high in (found.arr, found.kl)]
+        reach = [f"{plain(low)}{NBSP}to{NBSP}{plain(high)}" for low, high in (found.arr, found.kl)]
         within = (found.pearson, found.spearman, found.pearson_log)
         name = "all sizes" if size == ALL else f"k = {size}"
         rows.append(Row([Cell(name), Cell(count(found.subsets)), *map(Cell, reach), *map(_correlation, within)]))

@@ -71,6 +71,7 @@ def recovery() -> dict[str, Any]:
         "documents": {"a": {}},
         "budgets": [
             {"policy": policy, "budget": k, "read": float(k), "arr": _estimate(value)}
+            | {"below_oracle": None if policy == "oracle" else _estimate(arr["oracle", k] - value)}
             for (policy, k), value in arr.items()
         ],
         "splits": [group],
@@ -85,7 +86,10 @@ def recovery() -> dict[str, Any]:
     }
 
 
-_SHARES = {"oracle": 0.625, "dustin": 0.5, "dustin-t": 0.375, "dustin-d": 0.4375, "streaming": 0.25, "history-top": 0.3}
+_SHARES = {
+    **{"oracle": 0.625, "dustin": 0.5, "dustin-t": 0.375, "dustin-d": 0.4375, "streaming": 0.25},
+    **{"history-top": 0.3, "lookahead-top": 0.4375},
+}
 
 
 def stability() -> dict[str, Any]:

@@ -58,6 +58,7 @@ def test_a_run_directory_explains_its_config(run: Path, tmp_path: Path) -> None:
     assert list(document["omitted"]) == [
         "budget",
         "recovery",
+        "books",
         "generation",
         "speed",
         "attention",
@@ -169,7 +170,12 @@ def test_attention_is_taken_apart(tmp_path: Path) -> None:
     evidence = gather(sorted(tmp_path.glob("*.json")))
     sections = {section.key: content for section, content in compose(evidence).sections}
     assert {"summary", "budget", "recovery", "overhead", "stability"} <= sections.keys()
-    ages = sections["recovery"].figures[0].draw.keywords["curves"]  # type: ignore[attr-defined]
+    drafted, aged, by_layer = sections["recovery"].figures
+    assert (drafted.name, by_layer.name) == ("recovery-lookahead", "recovery-layers")
+    assert "At k = 128 it misses 0.188 [0.062, 0.312]." in drafted.caption
+    gap = drafted.draw.keywords["gap"]  # type: ignore[attr-defined]
+    assert gap == ([64, 128], [0.5, 0.5625], [0.6875, 0.75])
+    ages = aged.draw.keywords["curves"]  # type: ignore[attr-defined]
     assert [(style.label, x, y) for style, x, y in ages] == [
         ("history of all heads", [1, 4], [1 / 64, 4 / 64]),
         ("Dustin-T", [1, 4], [1 / 64, 4 / 64]),
@@ -178,7 +184,7 @@ def test_attention_is_taken_apart(tmp_path: Path) -> None:
     _, page, _ = report(*sorted(tmp_path.glob("*.json")), "-o", tmp_path / "page.html")
     summary = page.table("What each budget keeps")
     assert summary.rows[0] == ["budget", "of context", "ARR", "of the oracle's"]
-    assert summary.row("k = 128") == ["k = 128", "12.5\xa0%", "0.625 [0.500, 0.750]", "83\xa0%"]
+    assert summary.row("k = 128") == ["k = 128", "12.5\xa0% of 1,024", "0.625 [0.500, 0.750]", "83\xa0%"]
     split = page.table("The split of the budget by kind of document").row("all documents 10 documents")
     assert split[2:5] == ["+0.250 [+0.125, +0.375]", "+0.062 [−0.062, +0.188]", "88"]
     costs = page.table("Cost of choosing: target with draft")
@@ -186,6 +192,112 @@ def test_attention_is_taken_apart(tmp_path: Path) -> None:
     agreed = page.table("Agreement of head rankings")
     assert agreed.row("length 512 and 1024") == ["length 512 and 1024", "0.75 [0.62, 0.88]", "0.50 [0.38, 0.62]"]
     assert "Attention alone" in page.text  # it is named as not measured
+
+
+def test_an_analysis_of_traces_alone_has_no_layers(tmp_path: Path) -> None:
+    found = recovery() | {"layers": None, "distances": None}
+    del found["forced_pass"]
+    (tmp_path / "results.json").write_text(json.dumps(found))
+    sections = {section.key: content for section, content in compose(gather([tmp_path / "results.json"])).sections}
+    assert [figure.name for figure in sections["recovery"].figures] == ["recovery-lookahead"]
+    found["budgets"] = [row for row in found["budgets"] if row["budget"] == 128]
+    (tmp_path / "results.json").write_text(json.dumps(found))
+    _, page, _ = report(tmp_path / "results.json", "-o", tmp_path / "page.html")
+    assert page.table("The split of the budget by kind of document").row("all documents 10 documents")[4] == "88"
+
+
+def test_sampled_subsets_say_what_arr_is_worth(tmp_path: Path) -> None:
+    path = RESULTS / "eval-smollm2" / "subsets" / "results.json"
+    data = read_json(path)
+    sections = {section.key: content for section, content in compose(gather([path])).sections}
+    groups = sections["proxy"].figures[0].draw.keywords["groups"]  # type: ignore[attr-defined]
+    assert [style.label for style, *_ in groups] == ["k = 128", "k = 256", "k = 512"]
+    points = {(x, y) for _, xs, ys in groups for x, y in zip(xs, ys, strict=True)}
+    assert points == {(one["arr"], one["kl"]) for document in data["documents"] for one in document["subsets"]}
+    _, page, _ = report(path, "-o", tmp_path / "page.html")
+    table = page.table("ARR with KL over sampled subsets: smollm2 with self:6")
+    row, within = table.row("k = 256"), data["summary"]["256"]["spearman"]
+    assert row[5] == f"{within['mean']:+.3f} [{within['low']:+.3f}, {within['high']:+.3f}]".replace("-", "−")
+    assert table.row("all, documents together")[4:] == ["−0.794", "−0.873", "−0.837"]
+    assert "Over 144 sampled subsets, which no policy chose, the two correlate within a document" in page.text
+    assert "predicts better as a rule. Over all documents together these are −0.79 and −0.87" in page.text
+
+
+def test_subsets_that_do_not_vary_have_no_correlation(tmp_path: Path) -> None:
+    data = read_json(RESULTS / "eval-smollm2" / "subsets" / "results.json")
+    for found in data["summary"].values():
+        names = ("pearson", "spearman", "pearson_log")
+        found |= dict.fromkeys(names) | {"pooled": dict.fromkeys(names)}
+    (tmp_path / "subsets.json").write_text(json.dumps(data))
+    _, page, _ = report(tmp_path / "subsets.json", "-o", tmp_path / "page.html")
+    assert "Over the sampled subsets one of the two does not vary." in page.text
+    assert page.table("ARR with KL over sampled subsets: smollm2 with self:6").row("k = 256")[4:] == ["", "", ""]
+
+
+def test_continued_books_are_judged_by_perplexity(tmp_path: Path) -> None:
+    path = RESULTS / "eval-smollm2" / "pg19" / "results.json"
+    document, page, _ = report(path, "-o", tmp_path / "page.html")
+    assert "books" in document["sections"] and "eval" in document["omitted"]
+    table = page.table("Perplexity, speed and repetition")
+    own = table.row("Dustin (hybrid) k = 256")
+    assert own[1:4] == ["46.51", "+1.6 % [−17.9, +25.7]", "0.078 [0.004, 0.152]"]
+    assert own[5:] == ["1.05 [1.00, 1.14]", "5.22 [4.34, 6.10]", "0.56 [0.47, 0.67]", "0.46"]
+    assert table.row("classic SD")[1:4] == ["45.79", "", "0"]
+    assert "46.5of the books' own text; 45.8 in full: +1.6 % [−17.9, +25.7]." in page.text
+    assert "3 prompts, so intervals are wide." in page.text
+    found = compose(gather([path])).drawn
+    marks = found["books"].figure.draw.keywords["marks"]  # type: ignore[attr-defined]
+    assert [mark.label for mark in marks] == ["Dustin (hybrid), k = 256", "StreamingLLM, k = 256"]
+
+
+def test_a_real_speed_of_a_pair_with_quality_leads(tmp_path: Path) -> None:
+    names = ("arr-smollm2", "bench-qwen7b-1xh200", "arr-qwen-coder1.5b_0.5b-k512", "arr-qwen-coder1.5b_0.5b")
+    files = [RESULTS / f"{name}.json" for name in (*names, "bench-qwen-coder1.5b_0.5b-1xh200")]
+    pair = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M with Qwen2.5-Coder-0.5B-Instruct.Q4_K_M"
+    made = compose(gather(files))
+    sections = {section.key: content for section, content in made.sections}
+    kept, saved = sections["summary"].figures
+    assert kept.caption == f"Attention kept at k = 256, with 95 % intervals: {pair}."  # what the speed was measured at
+    assert (pair in saved.caption, saved.synthetic) == (True, [])
+    _, page, _ = report(*files, "-o", tmp_path / "page.html")
+    real, assumed = page.text.index(f"Speed, {pair} on NVIDIA H200:"), page.text.index("Speed, qwen7b:0.5b")
+    assert real < assumed
+    said = page.text[real:assumed]
+    assert "a token takes 45\xa0% of vanilla's time (1.55× classic SD and 1.30× MagicDec)" in said
+    assert "Nothing is synthetic; τ, here 4.26" in said
+    assert "gains 1.43× to 2.23×; with classic SD's τ it would be 1.29× to 2.24×" in said
+    assert "Quality was measured at up to 4,096 tokens." in said and "other pairs" not in said
+    assert "This is synthetic: random weights" in page.text[assumed:]
+    assert "Quality of qwen7b:0.5b" in page.text and "Different pairs" not in page.text
+    alone = compose(gather([files[0], files[1]])).sections
+    limits = next(content for section, content in alone if section.key == "limits")
+    assert any("Different pairs:" in getattr(block, "leads", ()) for block in limits.blocks)
+
+
+def test_acceptance_of_real_runs_is_shown_by_position(tmp_path: Path) -> None:
+    path = RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json"
+    shown = {figure.name: figure for _, content in compose(gather([path])).sections for figure in content.figures}
+    assert {"acceptance-8x4096", "acceptance-8x16384"} <= shown.keys()
+    curves = shown["acceptance-8x16384"].draw.keywords["curves"]  # type: ignore[attr-defined]
+    rows = [row for row in read_json(path)["rows"] if row["context"] == 16384 and row["acceptance_per_position"]]
+    assert [y for _, _, y in curves] == [row["acceptance_per_position"] for row in rows]
+    assert [style.label for style, *_ in curves][-1] == "Dustin (hybrid), 512"
+    _, page, _ = report(path, "-o", tmp_path / "page.html")
+    table = page.table("Decoding speed by method")
+    assert table.row("Dustin (hybrid) draft reads 512", 2)[-1] == "0.86 0.83 0.80 0.77"
+    forced = compose(gather([RESULTS / "bench-qwen7b-1xh200.json"])).sections
+    assert not [figure for _, content in forced for figure in content.figures if "acceptance" in figure.name]
+
+
+def test_all_committed_results_are_one_report(tmp_path: Path) -> None:
+    document, page, text = report(RESULTS, "--no-figures", "-o", tmp_path / "page.html")
+    files = {source["file"] for source in document["sources"]}
+    assert {f"results/eval-smollm2/{name}/results.json" for name in ("arr", "kinds", "subsets", "pg19")} <= files
+    assert set(document["omitted"]) == {"eval", "needle"}
+    # A config that holds more than the search's results, of a later version, is not described twice.
+    assert page.headings.count("smollm2 with self:6, k = 128") >= 1
+    assert not [heading for heading in page.headings if "arr-smollm2.json" in heading]
+    assert len(text) < 1_000_000
 
 
 def test_folders_of_runs_are_searched(run: Path, tmp_path: Path) -> None:
