@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dustin_profile.method_styles import style
 from dustin_runtime.files import write_with
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def split_curve(path: Path, curve: Sequence[float], m: int, flat: tuple[int, int
     axes.axvspan(*flat, color=ACCENT, alpha=0.12, lw=0, label=f"within 0.001 of the best: m {flat[0]} to {flat[1]}")
     axes.plot(curve, color=INK, lw=1.6)
     axes.plot([m], [curve[m]], "o", color=ACCENT, label=f"chosen: m = {m}")
-    for style, (name, level) in zip(("-", "--", ":", "-."), lines.items(), strict=False):
-        axes.axhline(level, color=MUTED, lw=0.9, ls=style, label=f"{name} {level:.3f}")
+    for dash, (name, level) in zip(("-", "--", ":", "-."), lines.items(), strict=False):
+        axes.axhline(level, color=MUTED, lw=0.9, ls=dash, label=f"{name} {level:.3f}")
     axes.set(xlabel="m, tokens chosen by lookahead (0: Dustin-T, most: Dustin-D)", ylabel="ARR, search documents")
     axes.legend(fontsize=8, frameon=False, loc="center right")
     axes.spines[["top", "right"]].set_visible(False)
@@ -66,7 +67,7 @@ def drift_curves(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequenc
     figure = blank(7.0, 3.4)
     axes = figure.add_subplot()
     for name, (x, y) in curves.items():
-        axes.plot(x, y, marker="o", ms=3, lw=1.3, label=name)
+        axes.plot(x, y, label=name, **style(name).line)
     axes.set(xlabel="tokens generated", ylabel=ylabel)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, frameon=False)
@@ -75,23 +76,13 @@ def drift_curves(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequenc
 
 
 def fidelity_curves(path: Path, curves: Mapping[str, Sequence[tuple[float, float, float]]]) -> None:
-    """Two panels of lines by policy: (tokens read, KL, ARR). Bounds (oracles) are grey, the project's own is bold."""
+    """Two panels of lines by policy: (tokens read, KL, ARR). Drawn as `method_styles` says."""
     figure = blank(9.0, 4.2)
     left, right = figure.subplots(1, 2)
-    colours = iter([f"C{index}" for index in (0, 1, 2, 3, 4, 5, 6, 8, 9)] * 2)  # C7 is grey
     for name, points in curves.items():
         read, kl, arr = zip(*sorted(points), strict=True)
-        bound, own = name.startswith("oracle"), name == "dustin"
-        style = {
-            "color": "0.55" if bound else next(colours, "black"),
-            "ls": ("--", ":")[name.endswith("head")] if bound else "-",
-            "lw": 2.4 if own else 1.2,
-            "marker": "o",
-            "ms": 5 if own else 3,
-            "zorder": 3 if own else 2,
-        }
-        left.plot(read, kl, label=name, **style)
-        right.plot(read, arr, **style)
+        left.plot(read, kl, label=name, **style(name).line)
+        right.plot(read, arr, **style(name).line)
     left.set(xscale="log", yscale="log", xlabel="prefix tokens read", ylabel="KL(full || policy), nats")
     right.set(xscale="log", xlabel="prefix tokens read", ylabel="attention recovery rate")
     ticks = [2**power for power in range(3, 18)]

@@ -20,6 +20,7 @@ from dustin_profile.evaluation.rows import RowFile
 from dustin_profile.evaluation.runner import Cell
 from dustin_profile.evaluation.summary import REFERENCE
 from dustin_profile.evaluation.tasks import Item
+from dustin_profile.method_styles import style
 from dustin_profile.report import table, with_interval
 from dustin_profile.statistics import interval
 from dustin_runtime.files import write_text
@@ -169,7 +170,7 @@ def draw(path: Path, results: Mapping[str, Any]) -> None:
     axes = figure.add_subplot()
     known = [entry for entry in results["entries"] if entry["speed_by_document"]]
     methods = list(dict.fromkeys(entry["method"] for entry in known))
-    for index, method in enumerate(methods):
+    for method in methods:
         theirs = sorted((entry for entry in known if entry["method"] == method), key=lambda e: e["budget"] or 0)
         speeds = [entry["speed_by_document"] for entry in theirs]
         reach = [
@@ -179,11 +180,11 @@ def draw(path: Path, results: Mapping[str, Any]) -> None:
             [entry["perplexity"] for entry in theirs],
             [one["mean"] for one in speeds],
             yerr=reach,
-            marker="o",
+            marker=style(method).marker,
             ms=5,
             lw=1.2,
             capsize=2,
-            color=plots.ACCENT if method == "dustin" else f"C{index}",
+            color=style(method).colour,
             label=method,
         )
         for entry, one in zip(theirs, speeds, strict=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dustin_profile.method_styles import canonical
 from dustin_profile.reporting.documents.analysis import Recovery
 from dustin_profile.reporting.documents.common import Estimate
 from dustin_profile.reporting.documents.evaluation import Drift, Fidelity, FidelityCell
 from dustin_profile.reporting.documents.search import SearchResults
-from dustin_profile.reporting.methods import canonical
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pair_of
 

@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dustin_profile import plots
-from dustin_profile.evaluation.arr.layers import LAYER_ORACLE, OWN_HISTORY, PAST, PAST_KEPT, PAST_LAYER
+from dustin_profile.evaluation.arr.layers import LAYER_ORACLE, PAST, PAST_KEPT, PAST_LAYER
 from dustin_profile.evaluation.arr.policies import ORACLE
+from dustin_profile.method_styles import style
 from dustin_profile.plots import ACCENT, INK, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {
-    **{ORACLE: "0.35", LAYER_ORACLE: "0.65", OWN_HISTORY: "#7c3aed"},
-    **{"dustin": ACCENT, "dustin-t": "#1d4ed8", "dustin-d": "#15803d", "streaming": "#a16207"},
-    **{"history-top": "#93c5fd", "lookahead-top": "#86efac", "lookahead-top-all": "#0f766e"},
-}
-STYLES = {ORACLE: "--", LAYER_ORACLE: ":", "history-top": "--", "lookahead-top": "--", "lookahead-top-all": ":"}
 _TITLE = 26
 """Characters that fit over a panel."""
 MOST_PANELS = 12
@@ -86,8 +81,8 @@ def by_split(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
     for place, (axes, entry) in enumerate(zip(panels.flat, shown, strict=False)):
         m, best = entry["m"], entry["best_m"]
         curve = [value - entry["curve"][m] for value in entry["curve"]]
-        axes.axhline(curve[0], color=COLOURS["dustin-t"], lw=1, ls="--", label="dustin-t (m = 0)")
-        axes.axhline(curve[-1], color=COLOURS["dustin-d"], lw=1, ls="--", label="dustin-d (largest m)")
+        axes.axhline(curve[0], color=style("dustin-t").colour, lw=1, ls="--", label="dustin-t (m = 0)")
+        axes.axhline(curve[-1], color=style("dustin-d").colour, lw=1, ls="-.", label="dustin-d (largest m)")
         axes.plot(curve, color=INK, lw=1.4, label="hybrid")
         axes.plot([m], [curve[m]], "o", color=ACCENT, ms=6, label="configured m")
         axes.plot([best], [curve[best]], "^", color=INK, mfc="none", ms=6, label="best m")
@@ -115,7 +110,7 @@ def by_layer(path: Path, layers: Mapping[str, Sequence[Mapping[str, Any]]], sele
         if name != LAYER_ORACLE:
             gap = [best - value["mean"] for best, value in zip(bound, values, strict=True)]
             reach = max(reach, *gap) if name != "streaming" else reach
-            below.plot(places, gap, color=COLOURS[name], ls=STYLES.get(name, "-"), lw=2 if name == "dustin" else 1.3)
+            below.plot(places, gap, **style(name).line | {"marker": None})
     for axes in (above, below):
         axes.axvline(selection["history"]["layer"], color=MUTED, lw=0.8, ls=":")
         axes.spines[["top", "right"]].set_visible(False)
@@ -176,18 +171,12 @@ def _line(
     color: str | None = None,
 ) -> None:
     """A line of means with, if wanted, the band of their intervals."""
-    color = color or COLOURS.get(name, "black")
-    bold = name == "dustin"
-    style: dict[str, Any] = {
-        "color": color,
-        "ls": STYLES.get(name, "-"),
-        "lw": 2.2 if bold else 1.3,
-        "zorder": 3 if bold else 2,
-    }
-    axes.plot(places, [value["mean"] for value in values], marker=marker, ms=3.5, label=name, **style)
+    drawn = style(name).line
+    drawn |= {"marker": marker and drawn["marker"], "color": color or drawn["color"]}
+    axes.plot(places, [value["mean"] for value in values], label=name, **drawn)
     if band and all(value["low"] is not None for value in values):
         low, high = ([value[end] for value in values] for end in ("low", "high"))
-        axes.fill_between(places, low, high, color=color, alpha=0.13, lw=0)
+        axes.fill_between(places, low, high, color=drawn["color"], alpha=0.13, lw=0)
 
 
 def _budget_axis(axes: Axes, budgets: Sequence[int]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dustin_profile.method_styles import INK, Style
 from dustin_profile.reporting.charts.axes import RULE, SMALL, frame, short
 from dustin_profile.reporting.documents.common import Estimate
-from dustin_profile.reporting.methods import INK, Style
 
 
 @dataclass(frozen=True)

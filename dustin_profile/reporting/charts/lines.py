@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from dustin_profile.method_styles import BLUE, GREY, Style
 from dustin_profile.reporting.charts.axes import RULE, SMALL, decimal_ticks, frame, short, whole_numbers
-from dustin_profile.reporting.methods import BLUE, GREY, Style
 
 
 def lines(

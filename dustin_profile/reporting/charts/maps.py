@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from dustin_profile.method_styles import INK
 from dustin_profile.reporting.charts.axes import SMALL, frame, whole_numbers
-from dustin_profile.reporting.methods import INK
 
 
 def heatmap(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from dustin_profile.method_styles import label, style
 from dustin_profile.reporting.blocks import Block, Cell, Content, Figure, Figures, Heading, Row, Table
 from dustin_profile.reporting.charts import Mark, intervals
 from dustin_profile.reporting.documents.search import SearchResults
-from dustin_profile.reporting.methods import label, style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import slug, titles

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from dustin_profile.method_styles import style
 from dustin_profile.reporting.blocks import Block, Bullets, Cell, Code, Content, Figure, Figures, Row, Table
 from dustin_profile.reporting.charts import bars
 from dustin_profile.reporting.documents.run import AttentionBench
-from dustin_profile.reporting.methods import style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import slug

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from dustin_profile.method_styles import Dash, label, style
 from dustin_profile.reporting.blocks import Block, Cell, Code, Content, Figure, Figures, Group, Heading, Row, Table
 from dustin_profile.reporting.charts import bars, lines, stacked
 from dustin_profile.reporting.documents.run import Bench, BenchRow
-from dustin_profile.reporting.methods import Dash, label, style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.speeds import ranked, synthetic

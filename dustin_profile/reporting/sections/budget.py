@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from dustin_profile.method_styles import Style, style
 from dustin_profile.reporting.blocks import Content, Figure, Figures
 from dustin_profile.reporting.charts import lines
 from dustin_profile.reporting.documents.analysis import Recovery
 from dustin_profile.reporting.documents.evaluation import Fidelity
 from dustin_profile.reporting.documents.search import SearchResults
-from dustin_profile.reporting.methods import Style, style
 from dustin_profile.reporting.points import ANALYSED
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence

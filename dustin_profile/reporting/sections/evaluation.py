@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from dustin_profile.method_styles import label, style
 from dustin_profile.reporting.blocks import Block, Cell, Content, Figure, Figures, Group, Heading, Row, Table
 from dustin_profile.reporting.charts import Mark, intervals
 from dustin_profile.reporting.documents.evaluation import Evaluation
 from dustin_profile.reporting.documents.evaluation import Row as Entry
-from dustin_profile.reporting.methods import label, style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sections.needle_grid import is_grid
 from dustin_profile.reporting.sources import Evidence

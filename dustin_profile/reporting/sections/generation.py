@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dustin_profile.method_styles import label, style
 from dustin_profile.reporting.blocks import Cell, Content, Group, Row, Table
 from dustin_profile.reporting.documents.run import Generated, Generation, GenerationSummary
-from dustin_profile.reporting.methods import label, style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.wording import count, percent, plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from dustin_profile.method_styles import label, style
 from dustin_profile.reporting.blocks import (
     Block,
     Bullets,
@@ -19,7 +20,6 @@ from dustin_profile.reporting.blocks import (
 )
 from dustin_profile.reporting.charts import Mark, intervals
 from dustin_profile.reporting.documents.evaluation import Fidelity
-from dustin_profile.reporting.methods import label, style
 from dustin_profile.reporting.points import Point, known_points
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sections.bench import speed_figure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dustin_profile.method_styles import label, style
 from dustin_profile.reporting.documents.run import BenchRow
-from dustin_profile.reporting.methods import label, style
 from dustin_profile.reporting.points import Point
 from dustin_profile.reporting.sections.bench import case_name
 from dustin_profile.reporting.sources import Evidence

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dustin_profile.method_styles import label
 from dustin_profile.reporting.blocks import Bullets, Content
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity
 from dustin_profile.reporting.documents.run import AttentionBench
 from dustin_profile.reporting.documents.search import SearchResults
-from dustin_profile.reporting.methods import label
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sections.bench import case_name, unexplained_ms
 from dustin_profile.reporting.sources import Evidence

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from dustin_profile.method_styles import label
 from dustin_profile.reporting.blocks import Block, Content, Figure, Figures
 from dustin_profile.reporting.charts import heatmap
 from dustin_profile.reporting.documents.evaluation import Evaluation, Row
-from dustin_profile.reporting.methods import label
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pair_of

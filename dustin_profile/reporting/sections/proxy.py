@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from dustin_profile.method_styles import AMBER, BLUE, GREEN, INK, ORANGE, PINK, SKY, Style, style
 from dustin_profile.reporting.blocks import Block, Cell, Content, Figure, Figures, Row, Table
 from dustin_profile.reporting.charts import scatter
 from dustin_profile.reporting.documents.common import Estimate
 from dustin_profile.reporting.documents.evaluation import Fidelity, Subsets
-from dustin_profile.reporting.methods import AMBER, BLUE, GREEN, INK, ORANGE, PINK, SKY, Style, style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence, Source
 from dustin_profile.reporting.titles import slug, titles

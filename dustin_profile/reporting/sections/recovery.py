@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from dustin_profile.method_styles import style
 from dustin_profile.reporting.blocks import Block, Cell, Content, Figure, Figures, Heading, Row, Table
 from dustin_profile.reporting.charts import lines
 from dustin_profile.reporting.documents.analysis import Recovery
-from dustin_profile.reporting.methods import style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import slug, titles

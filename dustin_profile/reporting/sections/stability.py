@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from dustin_profile.method_styles import BLUE, GREY, ORANGE, Style
 from dustin_profile.reporting.blocks import Block, Cell, Content, Figure, Figures, Group, Row, Table
 from dustin_profile.reporting.charts import lines
 from dustin_profile.reporting.documents.analysis import Agreement, Rankings, Stabilities
-from dustin_profile.reporting.methods import BLUE, GREY, ORANGE, Style
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import slug

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dustin_profile.method_styles import style
 from dustin_profile.reporting.blocks import Figure
 from dustin_profile.reporting.charts import Mark, bars, columns, curve, heatmap, intervals, lines, scatter, stacked
 from dustin_profile.reporting.charts.axes import short
 from dustin_profile.reporting.charts.lines import _spread
 from dustin_profile.reporting.documents.common import Estimate
 from dustin_profile.reporting.drawing import draw
-from dustin_profile.reporting.methods import style
 
 OWN, OTHER, NEW = style("dustin"), style("streaming"), style("a method of $tomorrow$ with a long, long name")
 TIE = [(OWN, [1.0, 2.0], [0.5, 0.25]), (OTHER, [1.0, 2.0], [0.75, 0.25]), (NEW, [1.0, 2.0], [0.25, 0.25])]

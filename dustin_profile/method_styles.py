@@ -59,7 +59,7 @@ _STYLES = {
     "history-top": Style("history, nothing kept", SKY, "v", ":"),
     "lookahead-top": Style("lookahead, nothing kept", SKY, "^", ":"),
     "lookahead-top-all": Style("lookahead, all layers", GREEN, "^", ":"),
-    "history-by-layer": Style("history, per layer", SKY, "v", "-"),
+    "history-by-layer": Style("history, per layer", GREEN, "v", "-"),
     "oracle-by-layer": Style("oracle, per layer", GREY, "D", ":", bound=True),
     "vanilla": Style("vanilla", INK, "s"),
     "sd": Style("classic SD", GREY, "P"),
