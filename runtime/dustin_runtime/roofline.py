@@ -13,8 +13,8 @@ from typing import NamedTuple
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.draft_rows import all_heads
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
-from dustin_runtime.policies.specattn import all_heads
 from dustin_runtime.pricing import DEVICES, Device, body_weights
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.bench.synthetic import Synthetic
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.draft_rows import all_heads
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE, PageBounds, choose_pages, page_scores
-from dustin_runtime.policies.specattn import all_heads
 from dustin_runtime.roofline import Cost, history_cost, lookahead_cost, sum_costs
 from dustin_runtime.selection import select
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from dustin_runtime.attention.scoring import received_mass
 from dustin_runtime.attention.sparse import SparseAttention
-from dustin_runtime.config import LayerHeads
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.policies.base import Policy, Prompted, Signals, Verification
-from dustin_runtime.policies.specattn import all_heads
+from dustin_runtime.policies.base import Prompted, Signals, Verification
+from dustin_runtime.policies.draft_rows import DraftRowsPolicy
 from dustin_runtime.selection import ascending, eligible_positions, ranked
 
 MOST_COMPARED = 256
@@ -163,7 +162,7 @@ def _read(positions: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SmallKV(Policy):
+class SmallKV(DraftRowsPolicy):
     """Per layer and KV head, the tokens that matched draft heads attend to; less important ones keep only their values.
 
     Each target head is matched to the draft head whose most attended positions, from the prompt's last 128 tokens, are
@@ -174,16 +173,7 @@ class SmallKV(Policy):
 
     name: ClassVar[str] = "smallkv"
     chooses_by_layer: ClassVar[bool] = True
-    needs_selection: ClassVar[bool] = True
-    lookahead_by_layer: ClassVar[bool] = True
     prompt_queries: ClassVar[int] = 128
-
-    @property
-    def uses_lookahead(self) -> bool:
-        return True
-
-    def lookahead_heads(self, draft: ModelShape) -> tuple[LayerHeads, ...]:
-        return all_heads(draft)
 
     def memory(
         self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device

@@ -11,7 +11,8 @@ from torch import Tensor
 from dustin_runtime.attention.layered import DenseFirst
 from dustin_runtime.config import LayerHeads
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.policies.base import Policy, Prompted, Signals, Verification
+from dustin_runtime.policies.base import Prompted, Signals, Verification
+from dustin_runtime.policies.draft_rows import DraftRowsPolicy, all_heads
 from dustin_runtime.policies.dustin import DustinD
 from dustin_runtime.policies.layer_map import monotone_map, similarities
 from dustin_runtime.selection import ascending, ranked
@@ -76,7 +77,7 @@ def nucleus_lists(rows: Tensor, lengths: Tensor, budget: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SpecAttn(Policy):
+class SpecAttn(DraftRowsPolicy):
     """A list for every target layer, the nucleus of the draft layer that attends like it; the first two read all.
 
     Draft layers are mapped to target layers so that the order is kept and the sum of -KL(target || draft) is largest.
@@ -86,16 +87,7 @@ class SpecAttn(Policy):
     """
 
     name: ClassVar[str] = "specattn"
-    needs_selection: ClassVar[bool] = True
-    lookahead_by_layer: ClassVar[bool] = True
     prompt_queries: ClassVar[int] = 32
-
-    @property
-    def uses_lookahead(self) -> bool:
-        return True
-
-    def lookahead_heads(self, draft: ModelShape) -> tuple[LayerHeads, ...]:
-        return all_heads(draft)
 
     def memory(
         self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
@@ -126,9 +118,3 @@ class SpecAttnAll(DustinD):
 
     def lookahead_heads(self, draft: ModelShape) -> tuple[LayerHeads, ...]:
         return all_heads(draft)
-
-
-def all_heads(shape: ModelShape) -> tuple[LayerHeads, ...]:
-    """Every query head of every layer."""
-    heads = tuple(range(shape.query_heads))
-    return tuple(LayerHeads(layer=layer, heads=heads) for layer in range(shape.layers))
