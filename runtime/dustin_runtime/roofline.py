@@ -15,6 +15,7 @@ from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.draft_rows import all_heads
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
+from dustin_runtime.policies.specattn import DENSE
 from dustin_runtime.pricing import DEVICES, Device, body_weights
 
 
@@ -104,8 +105,8 @@ def step_costs(
 
     tokens = depth + 1
     kept = [min(n, selection.budget) for n in lengths] if method in SPARSE and selection else lengths
-    if method in (*QUEST, "specattn"):  # two layers read everything
-        dense = DENSE_LAYERS / target.layers
+    if method in (*QUEST, "specattn"):  # the first layers read everything
+        dense = (DENSE_LAYERS if method in QUEST else DENSE) / target.layers
         bounds = 1 / PAGE if method in QUEST else 0.0  # Quest reads two bounds per page, as much as a token
         kept = [round(dense * n + (1 - dense) * (k + n * bounds)) for n, k in zip(lengths, kept, strict=True)]
     target_linears = linears_cost(target, rows * tokens, rows * tokens, element_bytes)
