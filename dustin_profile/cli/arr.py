@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dustin_profile.choices import Side
-from dustin_profile.cli.eval import Config, RunDir, results_folder
+from dustin_profile.cli.eval import Config, Overwrite, RunDir, results_folder
 from dustin_profile.cli.options import Json, Quiet, begin, with_settings
 from dustin_profile.settings import ModelSettings
 
@@ -47,7 +47,7 @@ def arr(
         str | None, typer.Option(help="Where the traced documents are, for --forced-pass; default: as recorded.")
     ] = None,
     run_dir: RunDir = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard what was made from other inputs.")] = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

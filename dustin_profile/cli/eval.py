@@ -38,6 +38,10 @@ RunDir = Annotated[
         rich_help_panel="Run",
     ),
 ]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Discard what was made from other inputs.", rich_help_panel="Run"),
+]
 
 
 @app.command("longbench", short_help="LongBench's 16 English tasks.")

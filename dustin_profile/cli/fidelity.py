@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dustin_profile.cli.eval import Budgets, Config, RunDir, results_folder
-from dustin_profile.cli.given_texts import Context, Data, Documents, Overwrite, Tokens, check_tokens, open_texts
+from dustin_profile.cli.eval import Budgets, Config, Overwrite, RunDir, results_folder
+from dustin_profile.cli.given_texts import Context, Data, Documents, Tokens, check_tokens, open_texts
 from dustin_profile.cli.options import Json, Quiet, begin, with_settings
 from dustin_profile.settings import ModelSettings
 from dustin_runtime.method_names import SPARSE

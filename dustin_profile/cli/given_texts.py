@@ -22,7 +22,6 @@ Context = Annotated[
 ]
 Documents = Annotated[int, typer.Option(min=1, help="Documents.")]
 Tokens = Annotated[int, typer.Option(min=2, help="Tokens of text behind every prompt, at most.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Discard what was made from other inputs.")]
 
 
 def open_texts(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dustin_profile.cli.eval import Config, RunDir, results_folder
+from dustin_profile.cli.eval import Config, Overwrite, RunDir, results_folder
 from dustin_profile.cli.options import Json, Quiet, begin
 from dustin_profile.settings import ModelSettings
 
@@ -23,7 +23,7 @@ def overhead(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto (float32 on a CPU, bfloat16 on a GPU) or its name.")] = "auto",
     run_dir: RunDir = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard what was made from other inputs.")] = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from dustin_profile.cli.eval import Batch, Budgets, Config, Methods, RunDir, evaluate, results_folder
-from dustin_profile.cli.given_texts import Context, Data, Documents, Overwrite, Tokens, check_tokens, open_texts
+from dustin_profile.cli.given_texts import Context, Data, Documents, Tokens, check_tokens, open_texts
 from dustin_profile.cli.options import Json, Quiet, begin, with_settings
 from dustin_profile.settings import ModelSettings
 
@@ -22,7 +24,14 @@ def pg19(
     budget: Budgets = None,
     batch: Batch = 1,
     run_dir: RunDir = None,
-    overwrite: Overwrite = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Discard perplexities of other inputs, such as other methods; generated texts are never discarded.",
+            rich_help_panel="Run",
+        ),
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -15,7 +15,7 @@ from dustin_profile.evaluation.oracle import ORACLES, Oracle
 from dustin_profile.plots import fidelity_curves
 from dustin_profile.progress import say
 from dustin_profile.provenance import versions
-from dustin_profile.report import with_interval
+from dustin_profile.report import table, with_interval
 from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, changed
 from dustin_runtime.errors import UsageError
@@ -229,9 +229,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"{inputs['device']}, {inputs['dtype']};",
         f"versions: {', '.join(f'{name} {version}' for name, version in result['versions'].items())}.",
         "",
-        f"| {' | '.join(HEADER)} |",
-        f"|{'---|' * len(HEADER)}",
-        *(f"| {' | '.join(row)} |" for row in rows(result)),
+        *table(HEADER, rows(result)),
         "",
         "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
         "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of",

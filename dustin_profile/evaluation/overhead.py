@@ -25,7 +25,7 @@ from dustin_runtime.bench.timing import how, measure_ms
 from dustin_runtime.bench.workload import Sizes, Workload
 from dustin_runtime.config import DustinConfig, ModelIdentity
 from dustin_runtime.errors import MissingError, UsageError
-from dustin_runtime.files import clear_temporaries, read_json, write_json, write_text
+from dustin_runtime.files import clear_temporaries, read_json, write_json, write_text, write_with
 from dustin_runtime.models.shape import ModelShape
 
 VERSION = 1
@@ -204,8 +204,6 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def _write(folder: Path, result: Mapping[str, Any]) -> None:
     import pandas
-
-    from dustin_runtime.files import write_with
 
     frame = pandas.DataFrame(
         [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 RULE = "#d4d7dd"
 SMALL = 8.0
 """Points of the smallest text: a phone shows a figure at three quarters of its size."""
@@ -31,14 +29,3 @@ def whole_numbers(axis: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator("auto", integer=True))
-
-
-def decimal_ticks(axes: Any) -> None:
-    """Ticks at 1, 2 and 5 times powers of ten, written out."""
-    low, high = axes.get_ylim()
-    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    ticks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
-    shown = [tick for tick in ticks if low <= tick <= high]
-    axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
-    axes.minorticks_off()
-    axes.set_ylim(low, high)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from dustin_profile.method_styles import BLUE, GREY, Style
-from dustin_profile.reporting.charts.axes import RULE, SMALL, decimal_ticks, frame, short, whole_numbers
+from dustin_profile.plots import log_marks
+from dustin_profile.reporting.charts.axes import RULE, SMALL, frame, short, whole_numbers
 
 
 def lines(
@@ -34,7 +35,7 @@ def lines(
         axes.fill_between(*gap, color="#e8eff6", lw=0)
     for style, x, y in curves:
         axes.plot(x, y, **style.line)
-    axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+    axes.set_xscale("log" if log_x else "linear")
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     if from_zero:
@@ -45,7 +46,7 @@ def lines(
     elif not log_x and all(x == int(x) for _, xs, _ in curves for x in xs):
         whole_numbers(axes.xaxis)
     if log_y:
-        decimal_ticks(axes)
+        log_marks(axes)
     axes.grid(color=RULE, lw=0.6)
     _label_ends(axes, [(y[-1], x[-1], style) for style, x, y in curves])
 
@@ -191,8 +192,7 @@ def scatter(
             **edge,
         )
     if all(value > 0 for *_, y in groups for value in y):
-        axes.set_yscale("log")
-        decimal_ticks(axes)
+        log_marks(axes)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(color=RULE, lw=0.6)
