@@ -60,10 +60,11 @@ _STYLES = {
     "lookahead-top": Style("lookahead, nothing kept", SKY, "^", ":"),
     "lookahead-top-all": Style("lookahead, all layers", GREEN, "^", ":"),
     "history-by-layer": Style("history, per layer", GREEN, "v", "-"),
-    "oracle-by-layer": Style("oracle, per layer", GREY, "D", ":", bound=True),
+    "oracle-by-layer": Style("oracle, per layer", GREY, "D", "-.", bound=True),
     "vanilla": Style("vanilla", INK, "s"),
     "sd": Style("classic SD", GREY, "P"),
     "magicdec": Style("MagicDec", AMBER, "D"),
+    "triforce": Style("TriForce", AMBER, "d", "--"),
 }
 _SEARCH_NAMES = {"hybrid": "dustin", "dustin_t": "dustin-t", "dustin_d": "dustin-d"}
 """What the search's table calls them."""

@@ -13,6 +13,7 @@ from dustin_profile.reporting.speeds import fastest, gains_at_equal_tau, ranked,
 from dustin_profile.reporting.titles import pair_of
 from dustin_profile.reporting.wording import NBSP, certain, count, estimate, listed, percent, plain, signed, times
 from dustin_runtime.config import DustinConfig
+from dustin_runtime.method_names import FULL
 
 
 def verdicts(points: Sequence[Point]) -> list[tuple[str, str]]:
@@ -79,4 +80,5 @@ def ready(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def _classic(row: BenchRow) -> bool:
-    return row.method in ("sd", "magicdec")
+    """Whether it drafts and verifies in full."""
+    return row.method in FULL and row.method != "vanilla"

@@ -14,10 +14,15 @@ from html_page import Page
 from result_files import RESULTS, evaluation, overhead, recovery, stability
 from tiny_pair import TinyPair
 
+from dustin_profile.evaluation.arr.layers import LAYER_POLICIES
+from dustin_profile.evaluation.arr.policies import rules
+from dustin_profile.evaluation.oracle import ORACLES
+from dustin_profile.method_styles import style
 from dustin_profile.reporting.report import compose
 from dustin_profile.reporting.sections import SECTIONS
 from dustin_profile.reporting.sources import Evidence, gather
 from dustin_runtime.files import read_json
+from dustin_runtime.method_names import METHODS
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -114,6 +119,14 @@ def test_runs_are_told_apart_and_read_once(run: Path, tmp_path: Path) -> None:
 def test_every_section_can_do_without_data() -> None:
     assert [section.build(Evidence(())) for section in SECTIONS] == [None] * len(SECTIONS)
     assert len({section.key for section in SECTIONS}) == len(SECTIONS)
+
+
+def test_every_method_has_a_look_of_its_own() -> None:
+    names = [*METHODS, *ORACLES, *LAYER_POLICIES, *(rule.name for rule in rules())]
+    looks = {name: style(name) for name in names}
+    assert [name for name, look in looks.items() if look.label == name and name != "vanilla"] == []
+    drawn = {(look.colour, look.marker, look.dash) for look in looks.values()}
+    assert len(drawn) == len(looks)
 
 
 def test_searches_at_several_budgets_become_a_curve() -> None:
