@@ -51,7 +51,7 @@ class BookContinuation:
             yield Item(prompt.id, prompt.id, ids, len(text), (), {}, None)
 
     def score(self, item: Item, text: str) -> dict[str, float]:
-        """The share of the text's sequences of four words that are distinct: low where it repeats itself."""
+        """Distinct sequences of four words over all of the text's: low where it repeats itself."""
         return {"distinct": distinct(text)}
 
 
@@ -148,8 +148,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         "Perplexity and KL: of the book's own next tokens under the method's verification, as if every draft were",
         "right; what verifies in full shares one. tokens/s: what one reader sees, from the first token on. distinct:",
-        f"share of the generated text's sequences of {WORDS} words that occur once: a text that repeats itself is easy",
-        "to draft, so a high τ with a low share is no merit. Brackets are over documents.",
+        f"distinct sequences of {WORDS} words in the generated text over all of them: a text that repeats itself is",
+        "easy to draft, so a high τ with a low share is no merit. Brackets are over documents.",
         "",
         "![perplexity and speed](results.png)",
         "",

@@ -45,7 +45,7 @@ def build(evidence: Evidence) -> Content | None:
     return Content(
         "Perplexity and KL are of what the books themselves say next, verified as if every draft were right; methods"
         " that verify in full share one. The other columns are of the text that each method writes by itself: τ is how"
-        " many tokens a step emits, distinct the share of its sequences of four words that do not repeat. A text that"
+        " many tokens a step emits, distinct its distinct sequences of four words over all of them. A text that"
         " repeats itself is easy to draft, so a high τ beside a low share is no merit.",
         blocks,
     )
