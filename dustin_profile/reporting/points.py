@@ -62,6 +62,8 @@ def known_points(evidence: Evidence) -> list[Point]:
         point = _searched(search.data)
         found.setdefault((point.pair, point.budget), point)
     for analysis in evidence.of(Recovery):
+        if analysis.data.split != "held-out":  # the config was chosen on some of its documents
+            continue
         for point in _analysed(analysis.data):
             found.setdefault((point.pair, point.budget), point)
     cells, drifts = _cells(evidence), _drifts(evidence)

@@ -313,6 +313,20 @@ def test_all_committed_results_are_one_report(tmp_path: Path) -> None:
     assert len(text) < 1_000_000
 
 
+def test_what_was_chosen_on_is_not_shown_as_held_out(tmp_path: Path) -> None:
+    for split, shown in (("held-out", True), ("all", False)):
+        (tmp_path / "arr.json").write_text(json.dumps(recovery() | {"split": split}))
+        sections = {section.key for section, _ in compose(gather([tmp_path / "arr.json"])).sections}
+        assert ("summary" in sections) == shown
+        assert "budget" in sections  # which names the documents
+
+
+def test_every_committed_result_is_read() -> None:
+    """As `dustin-profile report results` reads them."""
+    kinds = {source.data.kind for source in gather([RESULTS]).sources if hasattr(source.data, "kind")}
+    assert kinds == {read_json(path)["kind"] for path in RESULTS.rglob("*.json")}
+
+
 def test_folders_of_runs_are_searched(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "all" / "pairs" / "tiny")
     shutil.copy(RESULTS / "bench-qwen7b-1xh200.json", tmp_path / "all" / "bench.json")
