@@ -16,13 +16,17 @@ _SAFE = re.compile(r"(?<=\w)_(?=\w)")
 """Within a word, where Markdown leaves it alone."""
 
 
+MARK = "<!-- dustin-profile report -->"
+"""First line of every report's Markdown."""
+
+
 def markdown(report: Report, picture: str | None) -> str:
     """The report's main tables.
 
     Args:
         picture: file of the headline's picture, beside the Markdown.
     """
-    lines = [f"# {escape(report.title)}", "", f"{escape(report.subtitle)}.", ""]
+    lines = [MARK, f"# {escape(report.title)}", "", f"{escape(report.subtitle)}.", ""]
     if picture:
         lines += [f"![What is kept and what is saved]({picture})", ""]
     for number, (section, content) in enumerate(report.sections):

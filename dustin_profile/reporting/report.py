@@ -100,7 +100,8 @@ def write(report: Report, page: Path, *, figures: bool = True) -> list[Path]:
     from dustin_profile.reporting.page import html
 
     picture = page.with_suffix(".png")
-    texts = {page.with_suffix(".md"): markdown(report, picture.name if report.headline else None)}
+    words = page.with_suffix(".md")
+    texts: dict[Path, str] = {}
     pictures: dict[Path, bytes] = {}
     if figures:
         folder = page.with_name(f"{page.stem}-figures")
@@ -110,10 +111,12 @@ def write(report: Report, page: Path, *, figures: bool = True) -> list[Path]:
     if report.headline:
         pictures[picture] = report.headline.png
     whole = html(report)
+    # It says that a report was being written here, should this be broken off: see `cli.report`.
+    write_text(words, markdown(report, picture.name if report.headline else None))
     for path, content in pictures.items():
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
     for path, text in texts.items():
         write_text(path, text)
     write_text(page, whole)
-    return [page, *texts, *pictures]
+    return [page, words, *texts, *pictures]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dustin_runtime.errors import ConfigError
+from typing import TYPE_CHECKING
+
+from dustin_runtime.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from dustin_runtime.config import Selection
+    from dustin_runtime.models.shape import ModelShape
 
 
 def budget_fault(budget: int, m: int, sink: int, window: int) -> str | None:
@@ -25,3 +31,17 @@ def check_budget(budget: int, m: int, sink: int, window: int) -> None:
     """
     if fault := budget_fault(budget, m, sink, window):
         raise ConfigError(fault)
+
+
+def check_reach(
+    selection: Selection | None, draft_budget: int | None, target: ModelShape, draft: ModelShape | None
+) -> None:
+    """Refuse budgets that exceed their model's context: there all would be read, at the price of lists as long.
+
+    Raises:
+        UsageError: naming the budget.
+    """
+    reads = (("budget", selection and selection.budget, target), ("draft budget", draft_budget, draft))
+    for what, tokens, shape in reads:
+        if tokens and shape and tokens > shape.context:
+            raise UsageError(f"{what}: {tokens} tokens exceed the model's context of {shape.context}; give fewer")

@@ -42,6 +42,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
         CapacityError: the disk is full, or the quota is.
         MissingError: it cannot be written for another reason.
     """
+    if _is_special(path):
+        raise MissingError(f"{path}: is no regular file, and would be replaced by one")
     temporary = temporary_sibling(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,16 +60,26 @@ def atomic_path(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+def _is_special(path: Path) -> bool:
+    """Whether it is there and neither a file nor a folder: a device, a pipe, a socket."""
+    try:
+        return path.exists() and not path.is_file() and not path.is_dir()
+    except OSError:  # what cannot be looked at is refused where it is written
+        return False
+
+
 def require_writable(path: Path, option: str) -> None:
     """Refuse before hours of work what cannot be written after them; missing folders are made.
 
     Raises:
         CapacityError: the disk is full.
         MissingError: it cannot be written for another reason.
-        UsageError: it is a folder.
+        UsageError: it is a folder, a device or a pipe.
     """
     if path.is_dir():
         raise UsageError(f"{option} {path}: is a folder; name a file")
+    if _is_special(path):
+        raise UsageError(f"{option} {path}: is no regular file, and would be replaced by one; name a file")
     temporary = temporary_sibling(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,16 @@ import torch
 from dustin_profile.rundir import first_difference, locked, open_stage
 from dustin_profile.traces.store import TraceStore
 from dustin_profile.traces.windows import Windows
-from dustin_runtime.errors import CapacityError, ConflictError, MissingError
-from dustin_runtime.files import atomic_path, clear_temporaries, read_json, temporary_sibling, write_json, write_text
+from dustin_runtime.errors import CapacityError, ConflictError, MissingError, UsageError
+from dustin_runtime.files import (
+    atomic_path,
+    clear_temporaries,
+    read_json,
+    require_writable,
+    temporary_sibling,
+    write_json,
+    write_text,
+)
 
 INPUTS = {"context": 64, "heads": {"history": {"0": [1, 2]}}}
 DOCUMENTS = [{"id": f"book#{n}", "source": "book", "sha256": str(n)} for n in range(3)]
@@ -285,6 +293,17 @@ def write_half(path: Path, error: Exception) -> None:
         assert temporary == temporary_sibling(path)
         temporary.write_text("half")
         raise error
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match=r"--json .*pipe: is no regular file"):
+        require_writable(pipe, "--json")
+    with pytest.raises(MissingError, match="pipe: is no regular file"):
+        write_text(pipe, "text")
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

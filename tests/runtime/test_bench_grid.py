@@ -363,4 +363,4 @@ def test_no_memory_is_one_line(tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.nn.functional, "linear", exhausted)
     outcome = bench(tiny_pair, "--synthetic-context", *SMALL, *methods("vanilla"))
     assert (outcome.code, outcome.out) == (CAPACITY, "")
-    assert outcome.error.startswith("out of memory: lower --context or the batch")
+    assert outcome.error.startswith("out of memory: lower the context, the batch or the budgets")

@@ -122,6 +122,8 @@ def test_temperature_and_top_p_narrow_what_is_drawn(tiny_pair: TinyPair, greedy:
         ("--temperature 1 --top-p nan", USAGE, "--top-p nan: give more than 0 and at most 1"),
         ("--top-p 0.9", USAGE, "--top-p 0.9: greedy decoding draws nothing; give a --temperature above 0"),
         ("--stop=", USAGE, "--stop: is empty; give the text to end at"),
+        ("--method magicdec --draft-budget 99999", USAGE, "draft budget: 99999 tokens exceed the model's context of "),
+        ("--method triforce --draft-budget 99999", USAGE, "draft budget: 99999 tokens exceed the model's context of "),
         ("--method magic", USAGE, "--method magic: unknown (known: vanilla, sd, magicdec, triforce, dustin, "),
         ("--compare magic", USAGE, "--compare magic: unknown (known: vanilla, sd, magicdec, triforce, dustin, "),
         ("--compare dustin", USAGE, "--compare dustin needs --config: emit one with dustin-profile search"),

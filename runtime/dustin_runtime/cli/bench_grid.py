@@ -187,11 +187,14 @@ def _check(
     import torch
 
     from dustin_runtime.bench.grid import new_tokens
+    from dustin_runtime.budget import check_reach
     from dustin_runtime.memory_plan import plan, require
     from dustin_runtime.models.shape import check_context
     from dustin_runtime.policies import make_policy
     from dustin_runtime.policies.quest import Quest
 
+    windowed = any(case.windowed for case in cases)
+    check_reach(selection, draft_budget if windowed else None, subject.target, subject.draft)
     for case in cases:
         capacity = case.context + new_tokens(steps, depth)
         for shape in (subject.target, subject.draft):

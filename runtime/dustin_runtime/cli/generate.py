@@ -98,6 +98,7 @@ def generate(
         from dustin_runtime.cli.support import go_offline
 
         go_offline()
+    from dustin_runtime.budget import check_reach
     from dustin_runtime.config import load_config
     from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
     from dustin_runtime.loading import pick_device, pick_dtype
@@ -118,6 +119,10 @@ def generate(
     opened, gamma = open_models(served, pair, target, draft, rope, offline)
     ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
     drafted = any(policy.drafts for policy in policies)
+    for policy in policies:
+        check_reach(
+            policy.selection, draft_window(policy, draft_budget, served), opened.target_shape, opened.draft_shape
+        )
     check_prompts(ids, max_new_tokens, [opened.target_shape, *([opened.draft_shape] if drafted else [])])
     element = pick_dtype(dtype, kind)
     if kind != "cpu":

@@ -19,7 +19,7 @@ Exit codes: 0 done; 1 a bug; 2 usage; 3 regression found by check; 4 run directo
 5 memory, disk or context does not suffice; 6 model or data missing or damaged; 7 invalid config, or of another pair;
 8 nothing could be measured; 130 interrupted."""
 INTERRUPTED = InterruptedRunError.exit_code
-OUT_OF_MEMORY = "out of memory: lower --context or the batch, or use a smaller model or dtype"
+OUT_OF_MEMORY = "out of memory: lower the context, the batch or the budgets, or use a smaller model or dtype"
 
 
 def run_app(app: Callable[[], object], *, interrupted: str = "interrupted") -> None:

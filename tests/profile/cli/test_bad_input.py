@@ -386,7 +386,7 @@ def test_no_memory_is_one_line(tiny_pair: TinyPair, tmp_path: Path, monkeypatch:
         raise MemoryError
 
     monkeypatch.setattr(srh_stage, "_entry", exhausted)
-    refused(search(tiny_pair, tmp_path / "run"), CAPACITY, "out of memory: lower --context")
+    refused(search(tiny_pair, tmp_path / "run"), CAPACITY, "out of memory: lower the context")
 
 
 @pytest.mark.parametrize(

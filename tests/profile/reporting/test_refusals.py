@@ -122,6 +122,19 @@ def test_results_of_two_configs_are_not_mixed(tmp_path: Path, undrawn: None) -> 
     refused(report(run, output=tmp_path / "page.html"), CONFLICT, "results.json: made with pair.draft = another")
 
 
+def test_files_that_no_report_wrote_are_not_replaced(tmp_path: Path) -> None:
+    page, notes = tmp_path / "page.html", tmp_path / "page.md"
+    notes.write_text("mine")
+    refused(dustin_profile("report", RESULTS / ARR, "-o", page, "--no-figures"), USAGE, "page.md exists and is no report")
+    assert notes.read_text() == "mine"
+    notes.unlink()
+    page.write_text("<html>mine</html>")
+    refused(dustin_profile("report", RESULTS / ARR, "-o", page, "--no-figures"), USAGE, "page.html exists and is no report")
+    page.unlink()
+    for _ in range(2):  # its own it does replace
+        assert dustin_profile("report", RESULTS / ARR, "-o", page, "--no-figures").code == 0
+
+
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(dustin_profile("report", RESULTS / ARR, "-o", "/proc/nowhere/page.html"), MISSING, "--output", "/proc")
     (tmp_path / "page.html").mkdir()
