@@ -190,7 +190,6 @@ def _check(
     from dustin_runtime.memory_plan import plan, require
     from dustin_runtime.models.shape import check_context
     from dustin_runtime.policies import make_policy
-    from dustin_runtime.policies.quest import Quest
 
     for case in cases:
         capacity = case.context + new_tokens(steps, depth)
@@ -209,6 +208,6 @@ def _check(
                 element_bytes=element_bytes,
                 draft_stores=subject.draft_stores,
                 draft_budget=policy.draft_keeps(draft_budget) if case.windowed else None,
-                page_bounds=isinstance(policy, Quest),
+                policies=[policy],
             )
             require(need, torch.cuda.mem_get_info(device)[0])
