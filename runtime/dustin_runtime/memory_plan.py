@@ -6,7 +6,7 @@ counts as if all parts lived at once, which a caching allocator and a graph's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,7 +15,7 @@ from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import CapacityError
 from dustin_runtime.kernels import row_tile
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.policies.quest import PAGE
+from dustin_runtime.policies.base import Policy
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.prefill import GPU_CHUNK
 from dustin_runtime.pricing import body_weights, weights_bytes
@@ -42,7 +42,7 @@ class MemoryPlan:
         sampled: whether rows may have a temperature.
         draft_stores: what of its weights the draft does not share with the target.
         draft_budget: tokens of its cache that the draft reads; None for all, which are then kept.
-        page_bounds: whether the policy keeps the bounds of pages (Quest).
+        policies: methods that run one after the other; the one that keeps most counts.
     """
 
     target: ModelShape
@@ -56,7 +56,7 @@ class MemoryPlan:
     draft_stores: DraftStores
     prefill_chunk: int
     draft_budget: int | None
-    page_bounds: bool = False
+    policies: tuple[Policy, ...] = ()
 
     @property
     def parts(self) -> dict[str, int]:
@@ -67,7 +67,7 @@ class MemoryPlan:
             "draft weights": self._draft_weights(),
             "target KV cache": self._cache(self.target),
             "draft KV cache": self._draft_cache(),
-            "page bounds": self._cache(self.target) // PAGE if self.page_bounds else 0,
+            "policy": self._policies(),
             "rotary tables": sum(4 * shape.head_size * self.capacity for shape in models),
             "score scratch": self._scores(),
             "logits": self._logits(),
@@ -121,6 +121,10 @@ class MemoryPlan:
         lines = _heads((self.selection.history,)) + _heads(self.selection.lookahead) * self.depth
         return 4 * self.batch * self.capacity * (lines + 2)
 
+    def _policies(self) -> int:
+        sizes = (self.depth, self.batch, self.capacity, self.element_bytes)
+        return max((policy.memory_bytes(self.target, self.draft, *sizes) for policy in self.policies), default=0)
+
     def _logits(self) -> int:
         rows = self.batch * self._queries
         copies = 4 * SAMPLING_COPIES if self.sampled else 0
@@ -154,7 +158,7 @@ def plan(
     draft_stores: DraftStores = "all",
     prefill_chunk: int = GPU_CHUNK,
     draft_budget: int | None = None,
-    page_bounds: bool = False,
+    policies: Sequence[Policy] = (),
 ) -> MemoryPlan:
     """What a run needs; arguments as the attributes of `MemoryPlan`.
 
@@ -174,7 +178,7 @@ def plan(
         draft_stores,
         prefill_chunk,
         draft_budget,
-        page_bounds,
+        tuple(policies),
     )
 
 

@@ -21,6 +21,7 @@ from dustin_runtime.memory_plan import (
     require,
 )
 from dustin_runtime.pairs import find_pair
+from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.pricing import weights_bytes
 
 PAIR = find_pair("qwen7b:0.5b")
@@ -32,6 +33,7 @@ SELECTION = Selection(
     m=200,
     history=LayerHeads(layer=20, heads=(0, 1, 2, 3)),
     lookahead=tuple(LayerHeads(layer=layer, heads=(0, 1, 2, 3)) for layer in (3, 5, 7)),
+    retrieval_heads=((0, 1, 2, 3),) * TARGET.layers,
 )
 BATCH, CAPACITY = 32, 32800
 
@@ -59,9 +61,7 @@ def test_components_add_up() -> None:
     assert parts["score scratch"] == 4 * BATCH * CAPACITY * (4 + 3 * 4 * 4 + 2)
     assert parts["logits"] == BATCH * 5 * TARGET.vocab * 2
     assert parts["overhead"] == OVERHEAD_BYTES
-    assert parts["page bounds"] == 0
-    with_bounds = replace(found, page_bounds=True).parts
-    assert with_bounds["page bounds"] == parts["target KV cache"] // 16
+    assert parts["policy"] == 0
     lines = found.table()
     assert len(lines) == sum(map(bool, parts.values())) + 1
     assert lines[-1].split() == ["total", f"{found.total / GIB:.2f}", "GiB"]
@@ -72,6 +72,30 @@ def test_caches_are_what_the_runtime_allocates() -> None:
     for shape, part in ((TARGET, "target KV cache"), (DRAFT, "draft KV cache")):
         cache = KVCache.allocate(shape, 2, 64, torch.bfloat16, "cpu")
         assert small.parts[part] == cache.keys.nbytes + cache.values.nbytes
+
+
+@pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.needs_selection])
+def test_what_a_method_keeps_is_planned(name: str) -> None:
+    policy = make_policy(name, SELECTION)
+    rows, capacity = 3, 1500
+    memory = policy.memory(TARGET, 4, rows, capacity, torch.bfloat16, torch.device("cpu"))
+    held = sum(x.nbytes for x in vars(memory).values() if isinstance(x, torch.Tensor)) if memory else 0
+    found = plan(TARGET, DRAFT, batch=rows, capacity=capacity, depth=4, selection=SELECTION, policies=[policy])
+    assert held <= found.parts["policy"] < held + 2**30
+    without = replace(found, policies=())
+    assert found.total == without.total + found.parts["policy"]
+    several = replace(found, policies=(make_policy("sd", None), policy, make_policy("dustin", SELECTION)))
+    assert several.total == found.total
+
+
+def test_one_step_of_smallkv_holds_the_rows_of_all_heads_twice() -> None:
+    """As `Signals.lookahead_rows` gives them and joined: [rows, heads, depth, positions] fp32 each."""
+    policy = make_policy("smallkv", SELECTION)
+    found = plan(
+        TARGET, DRAFT, batch=BATCH, capacity=CAPACITY, depth=4, selection=policy.scored(DRAFT), policies=[policy]
+    )
+    rows = 4 * BATCH * DRAFT.layers * DRAFT.query_heads * 4 * CAPACITY
+    assert found.parts["score scratch"] + found.parts["policy"] > 2 * rows
 
 
 def test_what_a_method_does_not_use_costs_nothing() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dustin_runtime.config import LayerHeads
 from dustin_runtime.kernels import processors, usable
+from dustin_runtime.models.shape import ModelShape
 
 MASS_QUERIES = 64
 """Queries of all heads whose rows over a long prompt exist at once."""
@@ -175,6 +176,11 @@ def rows_at(q: Tensor, k: Tensor, position: Tensor) -> Tensor:
     hidden = torch.arange(keys, device=k.device) > position[:, None, None, :, None]
     rows: Tensor = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return rows
+
+
+def rows_bytes(model: ModelShape, tokens: int, keys: int) -> int:
+    """What `rows_at` takes at once in one layer: fp32 scores, hidden and normalised, and fp32 keys per query head."""
+    return 4 * model.query_heads * keys * (3 * tokens + model.head_size)
 
 
 def received_mass(q: Tensor, k: Tensor) -> Tensor:

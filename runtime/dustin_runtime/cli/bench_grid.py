@@ -191,7 +191,6 @@ def _check(
     from dustin_runtime.memory_plan import plan, require
     from dustin_runtime.models.shape import check_context
     from dustin_runtime.policies import make_policy
-    from dustin_runtime.policies.quest import Quest
 
     windowed = any(case.windowed for case in cases)
     check_reach(selection, draft_budget if windowed else None, subject.target, subject.draft)
@@ -212,6 +211,6 @@ def _check(
                 element_bytes=element_bytes,
                 draft_stores=subject.draft_stores,
                 draft_budget=policy.draft_keeps(draft_budget) if case.windowed else None,
-                page_bounds=isinstance(policy, Quest),
+                policies=[policy],
             )
             require(need, torch.cuda.mem_get_info(device)[0])

@@ -198,7 +198,6 @@ def _require_memory(
     import torch
 
     from dustin_runtime.memory_plan import plan, require
-    from dustin_runtime.policies.quest import Quest
 
     need = plan(
         opened.target_shape,
@@ -215,7 +214,7 @@ def _require_memory(
         sampled=temperature > 0,
         draft_stores=opened.draft_stores,
         draft_budget=draft_budget,
-        page_bounds=any(isinstance(policy, Quest) for policy in policies),
+        policies=policies,
     )
     require(need, torch.cuda.mem_get_info(device)[0])
 

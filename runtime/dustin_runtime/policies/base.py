@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.attention.dense import FullAttention
+from dustin_runtime.attention.scoring import MASS_QUERIES, rows_bytes
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.cache import KVCache
 from dustin_runtime.config import LayerHeads, Selection
@@ -144,6 +145,13 @@ class Policy(ABC):
     ) -> Memory | None:
         """Buffers for `rows` sequences of up to `capacity` positions and `depth` drafts a step; None for none."""
         return None
+
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        """Bytes of `memory`, and of what filling it and choosing by it takes beside the scores; for plans of memory."""
+        queries = MASS_QUERIES if self.prompt_mass else min(self.prompt_queries, MASS_QUERIES)
+        return rows_bytes(target, queries, capacity) if queries else 0
 
     def draft_keeps(self, budget: int | None) -> int | None:
         """First and last tokens that the draft's cache keeps if it reads `budget`; None for all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dustin_runtime.attention.scoring import rows_bytes
 from dustin_runtime.config import LayerHeads
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Policy
@@ -23,6 +24,13 @@ class DraftRowsPolicy(Policy):
 
     def lookahead_heads(self, draft: ModelShape) -> tuple[LayerHeads, ...]:
         return all_heads(draft)
+
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        assert draft is not None
+        at_prompt = super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
+        return at_prompt + rows * rows_bytes(draft, depth, capacity)
 
 
 def all_heads(shape: ModelShape) -> tuple[LayerHeads, ...]:

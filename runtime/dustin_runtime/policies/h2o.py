@@ -110,6 +110,15 @@ class H2O(Policy):
         assert self.selection is not None
         return HeavyHitters(target, depth, rows, self.selection.budget, device)
 
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        assert self.selection is not None
+        new, budget, lists = depth + 1, self.selection.budget, target.layers * target.kv_heads
+        kept = lists * rows * (12 * budget + 4 * new * (budget + new))
+        received = 4 * lists * capacity  # of one prompt, all layers
+        return 2 * kept + received + super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
+
     def verification(self, signals: Signals) -> Verification:
         assert isinstance(signals.memory, HeavyHitters)
         return ObservedAttention(signals.memory, self.select(signals))

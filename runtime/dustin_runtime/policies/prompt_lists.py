@@ -90,6 +90,15 @@ class PromptPolicy(Policy):
         assert self.selection is not None
         return PromptLists(self.choose, target, rows, capacity, self.selection.budget, device)
 
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        assert self.selection is not None
+        kept = self.selection.budget
+        read = kept + min(capacity, MOST_GENERATED)  # int64, as they are, masked, sorted, and their order
+        lists = 8 * target.layers * rows * target.kv_heads * (kept + 4 * read)
+        return lists + super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
+
     def select(self, signals: Signals) -> Tensor:
         assert isinstance(signals.memory, PromptLists)
         return signals.memory.lists(signals.lengths)

@@ -175,6 +175,13 @@ class Quest(Policy):
     ) -> PageBounds:
         return PageBounds(target, rows, capacity, dtype, device)
 
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        pages = -(-capacity // PAGE)
+        width = target.kv_heads * target.head_size * element_bytes
+        return 2 * max(target.layers - DENSE_LAYERS, 0) * rows * pages * width
+
     def verification(self, signals: Signals) -> Verification:
         assert self.selection is not None and isinstance(signals.memory, PageBounds)
         return QuestAttention(signals.memory, self.selection.budget, self.by_query_head)

@@ -180,6 +180,13 @@ class SmallKV(DraftRowsPolicy):
     ) -> HeadMap:
         return HeadMap(target, rows, device)
 
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        assert draft is not None
+        joined = 4 * rows * draft.layers * draft.query_heads * capacity * (depth + 1)  # rows once more, and their sums
+        return joined + super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
+
     def verification(self, signals: Signals) -> Verification:
         assert self.selection is not None and isinstance(signals.memory, HeadMap)
         rows = torch.cat(list(signals.lookahead_rows()), dim=1)
