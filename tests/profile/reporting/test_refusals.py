@@ -125,11 +125,15 @@ def test_results_of_two_configs_are_not_mixed(tmp_path: Path, undrawn: None) -> 
 def test_files_that_no_report_wrote_are_not_replaced(tmp_path: Path) -> None:
     page, notes = tmp_path / "page.html", tmp_path / "page.md"
     notes.write_text("mine")
-    refused(dustin_profile("report", RESULTS / ARR, "-o", page, "--no-figures"), USAGE, "page.md exists and is no report")
+    refused(
+        dustin_profile("report", RESULTS / ARR, "-o", page, "--no-figures"), USAGE, "page.md exists and is no report"
+    )
     assert notes.read_text() == "mine"
     notes.unlink()
     page.write_text("<html>mine</html>")
-    refused(dustin_profile("report", RESULTS / ARR, "-o", page, "--no-figures"), USAGE, "page.html exists and is no report")
+    refused(
+        dustin_profile("report", RESULTS / ARR, "-o", page, "--no-figures"), USAGE, "page.html exists and is no report"
+    )
     page.unlink()
     for _ in range(2):  # its own it does replace
         assert dustin_profile("report", RESULTS / ARR, "-o", page, "--no-figures").code == 0
