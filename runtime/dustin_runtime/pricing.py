@@ -42,8 +42,8 @@ class Device(NamedTuple):
 
 
 DEVICES: dict[str, Device] = {
-    # Of an h200, what a plain reduction reads at is measured; its data sheet says 4.8 TB/s, and attention over long caches
-    # has reached 4.5. h100 (SXM) and a100 (80 GB) are taken to reach the same share of theirs.
+    # Of an h200, what a plain reduction reads at is measured; its data sheet says 4.8 TB/s, and attention over long
+    # caches has reached 4.5. h100 (SXM) and a100 (80 GB) are taken to reach the same share of theirs.
     "h200": Device("h200", 790e12, 4.0e12, 139 * 2**30),
     "h100": Device("h100", 790e12, 2.8e12, 79 * 2**30),
     "a100": Device("a100", 249e12, 1.7e12, 79 * 2**30),
