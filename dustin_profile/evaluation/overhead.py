@@ -76,6 +76,8 @@ def run(
 ) -> dict[str, Any]:
     """Time every length that is not timed yet; write `results.json`, `results.md`, `results.png` and `rows.parquet`.
 
+    Lengths that an earlier call timed from the same inputs are kept.
+
     Raises:
         CapacityError: a length does not fit.
         ConflictError: the folder holds times of another device, config or batch.
@@ -109,7 +111,7 @@ def run(
         "data": "synthetic",
         "inputs": inputs,
         "timing": how(device),
-        "rows": [_read(file) for file in files.values()],
+        "rows": sorted(map(_read, folder.glob("length-*.json")), key=lambda row: int(row["context"])),
         "provenance": {"versions": versions()},
     }
     _write(folder, result)

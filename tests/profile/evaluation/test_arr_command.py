@@ -97,6 +97,12 @@ def test_a_pass_adds_layers_and_distances_and_continues(
     again = arr(tiny_pair, run, *options, "--json")
     assert len(measured) == 3 + 3  # two documents are not run again
     assert json.loads(again.out) == document
+    # Without the pass, what it left is kept where it was made from the same; a picture of other inputs is not.
+    kept = dustin_profile("eval", "arr", run, "--split", "all", "--json")
+    assert json.loads(kept.out) == document
+    other = dustin_profile("eval", "arr", run, "--split", "all", "--budget", 32, "--json")
+    assert json.loads(other.out)["layers"] is None and "is of other budgets; give --forced-pass" in other.err
+    assert not [name for name in ("layers", "distances") if (run / "arr" / f"{name}.png").exists()]
 
 
 @pytest.mark.usefixtures("plain_pictures")
