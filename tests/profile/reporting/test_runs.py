@@ -287,6 +287,16 @@ def test_a_real_speed_of_a_pair_with_quality_leads(tmp_path: Path) -> None:
     assert any("Different pairs:" in getattr(block, "leads", ()) for block in limits.blocks)
 
 
+@pytest.mark.parametrize("name", ["smollm2", "SmolLM2 / self:6", "smollm2 / self:6"])
+def test_a_bench_is_of_the_pair_whose_quality_is_shown_however_it_is_named(name: str, tmp_path: Path) -> None:
+    bench = read_json(RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json") | {"pair": name}
+    (tmp_path / "bench.json").write_text(json.dumps(bench))
+    _, page, _ = report(RESULTS / "arr-smollm2.json", tmp_path / "bench.json", "-o", tmp_path / "page.html")
+    same = name != "SmolLM2 / self:6"
+    assert ("Different pairs" in page.text, "on other pairs" in page.text) == (not same, not same)
+    assert ("Speed, smollm2 with self:6 on NVIDIA H200" in page.text) == same
+
+
 def test_acceptance_of_real_runs_is_shown_by_position(tmp_path: Path) -> None:
     path = RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json"
     shown = {figure.name: figure for _, content in compose(gather([path])).sections for figure in content.figures}
