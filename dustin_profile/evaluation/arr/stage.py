@@ -15,11 +15,11 @@ from dustin_profile.evaluation.arr.policies import Rule, rules
 from dustin_profile.evaluation.arr.sources import Sources, Traced
 from dustin_profile.progress import progress, say
 from dustin_profile.provenance import versions
-from dustin_profile.rundir import first_difference, open_stage
+from dustin_profile.rundir import first_difference, open_stage, read_part
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.config import DustinConfig, Selection, changed
 from dustin_runtime.errors import ConflictError, MissingError, UsageError
-from dustin_runtime.files import clear_temporaries, digest, digest_text, read_json, write_json, write_text, write_with
+from dustin_runtime.files import clear_temporaries, digest, digest_text, write_json, write_text, write_with
 from dustin_runtime.models.decoder import Decoder
 
 VERSION = 1
@@ -172,15 +172,16 @@ def _run_before(
     path = folder / "inputs.json"
     if not path.exists():
         return [], {}
-    before, ours = read_json(path), _made_from(config, sources, selections)
-    if not isinstance(before, dict) or (differs := first_difference({name: before.get(name) for name in ours}, ours)):
-        lacks = f"it is of other {differs[0]}" if isinstance(before, dict) else f"{path} is damaged"
-    else:
-        try:
+    ours = _made_from(config, sources, selections)
+    try:
+        before = read_part(path, "measure again", lambda inputs: ours.keys() <= inputs.keys())
+        differs = first_difference({name: before[name] for name in ours}, ours)
+        if differs is None:
             found = [_read(_file(folder, traced), traced) for traced in sources.documents]
             return found, {name: before[name] for name in before if name not in {*ours, "distances"}}
-        except MissingError as error:
-            lacks = f"it is not complete ({error})"
+        lacks = f"it is of other {differs[0]}"
+    except MissingError as error:
+        lacks = f"it is not complete ({error})"
     say(f"layers and distances of the earlier pass are left out: {lacks}; give --forced-pass for them")
     return [], {}
 
@@ -242,14 +243,11 @@ def _file(folder: Path, traced: Traced) -> Path:
 
 
 def _read(file: Path, traced: Traced) -> dict[str, Any]:
-    entry: dict[str, Any] = read_json(file)
-    if (
-        not isinstance(entry, dict)
-        or entry.get("id") != traced.entry["id"]
-        or not {"layers", "distances"} <= set(entry)
-    ):
-        raise MissingError(f"{file}: is not a result; delete the file to measure its document again")
-    return entry
+    return read_part(
+        file,
+        "measure its document again",
+        lambda entry: entry.get("id") == traced.entry["id"] and {"layers", "distances"} <= entry.keys(),
+    )
 
 
 def _write(folder: Path, result: dict[str, Any], rows: Sequence[budgets.Row]) -> None:
