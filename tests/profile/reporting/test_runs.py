@@ -346,6 +346,23 @@ def test_what_was_chosen_on_is_not_shown_as_held_out(tmp_path: Path) -> None:
         assert "budget" in sections  # which names the documents
 
 
+def test_a_search_without_policies_draws_nothing_of_them(tmp_path: Path) -> None:
+    search = read_json(RESULTS / "arr-smollm2.json") | {"policies": {}, "hybrid_minus": {}}
+    (tmp_path / "arr.json").write_text(json.dumps(search))
+    sections = {section.key for section, _ in compose(gather([tmp_path / "arr.json"])).sections}
+    assert "arr" not in sections and "config" in sections
+
+
+def test_a_slow_device_and_single_rows_read_right(tmp_path: Path) -> None:
+    bench = read_json(RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json")
+    bench["roofline"] |= {"bytes_per_s": 1.2e10, "device": "cpu"}
+    bench["rows"] = [row | {"batch": 1} for row in bench["rows"] if row["context"] == bench["rows"][0]["context"]]
+    (tmp_path / "bench.json").write_text(json.dumps(bench))
+    _, page, _ = report(tmp_path / "bench.json", "-o", tmp_path / "page.html")
+    assert "Floor at 12 GB/s (cpu)" in page.text
+    assert "1 row of " in page.text and "1 rows" not in page.text
+
+
 def test_every_committed_result_is_read() -> None:
     """As `dustin-profile report results` reads them."""
     kinds = {source.data.kind for source in gather([RESULTS]).sources if hasattr(source.data, "kind")}
