@@ -150,7 +150,7 @@ def prompts_of(
         owner: what was measured on them, for errors.
 
     Raises:
-        ConflictError: a prompt is another one now.
+        ConflictError: a prompt is another one now, or the documents are others.
         MissingError: the documents are not there.
     """
     settings = DataSettings(
@@ -168,10 +168,9 @@ def prompts_of(
         raise
     for name, entry in wanted.items():
         if name not in found:
-            raise MissingError(
-                f"{settings.data}: has no document {name}, which {owner} was measured on ({traces['data']}): say where"
-                " that is with --data"
-            )
+            where = f"--data {data}" if data else settings.data
+            measured = f"{owner} was measured on ({traces['data']})"
+            raise ConflictError(f"{where}: has no document {name}, which {measured}: say where that is with --data")
         require_same(f"document {name}", entry["sha256"], found[name].sha256, owner)
     return [found[name] for name in wanted]
 

@@ -190,8 +190,8 @@ def test_damaged_results_of_the_search_are_named(run: Path, content: str) -> Non
 def test_data_without_a_traced_document_is_named(tiny_pair: TinyPair, run: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("It was a dark night, and nobody came over the hills. " * 800)
     refused = arr(tiny_pair, run, "--forced-pass", "--data", tmp_path / "other.txt")
-    assert refused.code == MISSING
-    assert f"{tmp_path / 'other.txt'}: has no document topics#" in refused.error
+    assert refused.code == CONFLICT
+    assert f"--data {tmp_path / 'other.txt'}: has no document topics#" in refused.error
     assert refused.error.endswith("which the run was measured on (topics): say where that is with --data")
 
 
