@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,26 @@ def keep_inputs(folder: Path, inputs: dict[str, Any]) -> None:
             f"{folder}: holds results of {name} = {_short(old)}, now {_short(new)}; they would be mixed:"
             " give another --run-dir"
         )
+
+
+def read_part(file: Path, again: str, whole: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """One part of a stage's results.
+
+    Args:
+        again: what deleting it makes the command do, such as `measure its document again`.
+        whole: whether a JSON object is such a part.
+
+    Raises:
+        MissingError: it is not; says what to do.
+    """
+    fault = "is not a result"
+    try:
+        entry = read_json(file)
+        if isinstance(entry, dict) and whole(entry):
+            return entry
+    except MissingError as error:
+        fault = str(error).removeprefix(f"{file}: ")
+    raise MissingError(f"{file}: {fault}; delete the file to {again}")
 
 
 def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -79,7 +79,7 @@ def column(row: dict[str, Any], name: str, place: str) -> str:
         MissingError: there is no such column, or it holds something else than text.
     """
     if name not in row:
-        raise MissingError(f"{place}: no column {name} (there are: {', '.join(row)}); name the one to read")
+        raise MissingError(f"{place}: no column {name} (there are: {', '.join(row)}); rename the one to read to it")
     if not isinstance(value := row[name], str):
         raise MissingError(f"{place}: column {name} holds {type(value).__name__}, text expected")
     return value

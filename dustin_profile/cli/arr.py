@@ -59,11 +59,12 @@ def arr(
     from dustin_runtime.errors import UsageError
 
     served = begin(config, models, quiet)
-    if (distance or data) and not forced_pass:
-        raise UsageError(f"--{'distance' if distance else 'data'}: is of --forced-pass alone; add it")
+    if not forced_pass and (given := _of_the_pass(models, distance, data)):
+        raise UsageError(f"--{given[0]}: is of --forced-pass alone; add it")
     if not traces and not config.is_dir():
         raise UsageError(f"--traces: {config} is a file; give its run directory, or the folder of the traces")
-    sources = Sources(traces or [config / "traces"], served, split, searched_documents(config))
+    searched = searched_documents(config) if split == "held-out" else None
+    sources = Sources(traces or [config / "traces"], served, split, searched)
     selections = at_budgets(served.selection, budget, sources.least_prefix)
     folder = run_dir or results_folder(config, served)
     again = _again(served, models, sources, distance, data) if forced_pass else None
@@ -77,6 +78,15 @@ def arr(
         names = " with ".join(result["pair"][side]["id"] for side in ("target", "draft"))
         plain_table(f"{names}, {len(result['documents'])} documents", BUDGET_HEADER, headline(result))
         print("  ".join(str(folder / "arr" / f"results.{kind}") for kind in ("json", "md")))
+
+
+def _of_the_pass(models: ModelSettings, distance: list[int] | None, data: str | None) -> list[str]:
+    """Options that were given and say something about the pass alone: without it no model is opened."""
+    usual = ModelSettings()
+    named = ("pair", "target", "draft", "rope", "device", "dtype")
+    found = {"distance": bool(distance), "data": bool(data)}
+    found |= {name: getattr(models, name) != getattr(usual, name) for name in named}
+    return [name for name, given in found.items() if given]
 
 
 def _again(

@@ -41,7 +41,7 @@ def drift(
     policies = [make_policy(name, served.selection) for name in method or ["dustin"]]
     pair = open_models(served, models)
     settings = DataSettings(data=data, context=context, documents=documents, continuation=tokens)
-    prompts = calibration(pair, settings, models.offline).prompts
+    prompts = calibration(pair, settings, models.offline, "--context with --tokens").prompts
     device = pick_device(models.device)
     target = pair.load_target(pick_dtype(models.dtype, device), device)
     draft = pair.load_draft(target)

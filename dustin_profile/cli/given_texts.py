@@ -41,7 +41,7 @@ def open_texts(
 
     pair = open_models(served, models)
     settings = DataSettings(data=data, context=context, documents=documents, continuation=0)
-    prompts = calibration(pair, settings, models.offline)
+    prompts = calibration(pair, settings, models.offline, "--context, prompt and --tokens")
     device = pick_device(models.device)
     dtype = pick_dtype(models.dtype, device)
 

@@ -29,8 +29,13 @@ def stability(
     from dustin_profile import progress
     from dustin_profile.evaluation.stability_stage import HEADER, rows, run
     from dustin_profile.rundir import locked
+    from dustin_runtime.errors import MissingError
 
     progress.quiet = quiet
+    for path in runs:
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "no such folder"
+            raise MissingError(f"RUN {path}: {what}; give a run directory that dustin-profile srh has filled")
     folder = run_dir or runs[0]
     with locked(folder):
         result = run(folder / "stability", runs, draws)

@@ -9,10 +9,10 @@ from typing import Any
 
 from dustin_profile.data import Calibration, Prompt
 from dustin_profile.progress import progress, say
-from dustin_profile.rundir import open_stage
+from dustin_profile.rundir import open_stage, read_part
 from dustin_runtime.config import DustinConfig
 from dustin_runtime.errors import MissingError
-from dustin_runtime.files import clear_temporaries, read_json, write_json
+from dustin_runtime.files import clear_temporaries, write_json
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
@@ -108,10 +108,4 @@ def per_document(
         with progress(title, len(pending) * units) as advance:
             for file in pending:
                 write_json(file, measure(models, files[file], advance))
-    found = []
-    for file in files:
-        entry = read_json(file)
-        if not isinstance(entry, dict) or not whole(entry):
-            raise MissingError(f"{file}: is not a result; delete the file to measure its document again")
-        found.append(entry)
-    return found
+    return [read_part(file, "measure its document again", whole) for file in files]

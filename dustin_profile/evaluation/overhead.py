@@ -16,7 +16,7 @@ from dustin_profile import plots
 from dustin_profile.progress import progress
 from dustin_profile.provenance import device_kind, versions
 from dustin_profile.report import table
-from dustin_profile.rundir import open_stage
+from dustin_profile.rundir import open_stage, read_part
 from dustin_runtime.bench import attention
 from dustin_runtime.bench.document import roofline_device
 from dustin_runtime.bench.estimators import estimators
@@ -24,8 +24,8 @@ from dustin_runtime.bench.synthetic import Synthetic
 from dustin_runtime.bench.timing import how, measure_ms
 from dustin_runtime.bench.workload import Sizes, Workload
 from dustin_runtime.config import DustinConfig, ModelIdentity
-from dustin_runtime.errors import MissingError, UsageError
-from dustin_runtime.files import clear_temporaries, read_json, write_json, write_text, write_with
+from dustin_runtime.errors import UsageError
+from dustin_runtime.files import clear_temporaries, write_json, write_text, write_with
 from dustin_runtime.models.shape import ModelShape
 
 VERSION = 1
@@ -76,6 +76,8 @@ def run(
 ) -> dict[str, Any]:
     """Time every length that is not timed yet; write `results.json`, `results.md`, `results.png` and `rows.parquet`.
 
+    Lengths that an earlier call timed from the same inputs are kept.
+
     Raises:
         CapacityError: a length does not fit.
         ConflictError: the folder holds times of another device, config or batch.
@@ -109,7 +111,7 @@ def run(
         "data": "synthetic",
         "inputs": inputs,
         "timing": how(device),
-        "rows": [_read(file) for file in files.values()],
+        "rows": sorted(map(_read, folder.glob("length-*.json")), key=lambda row: int(row["context"])),
         "provenance": {"versions": versions()},
     }
     _write(folder, result)
@@ -117,10 +119,8 @@ def run(
 
 
 def _read(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = read_json(file)
-    if not isinstance(found, dict) or not {"context", "full", "sparse", "estimators"} <= found.keys():
-        raise MissingError(f"{file}: is not a result; delete the file to time its length again")
-    return found
+    names = {"context", "full", "sparse", "estimators"}
+    return read_part(file, "time its length again", lambda found: names <= found.keys())
 
 
 @torch.inference_mode()
@@ -181,10 +181,11 @@ def markdown(result: Mapping[str, Any]) -> str:
     target, draft = (inputs["pair"][side] for side in ("target", "draft"))
     names = ", ".join(f"{name} {version}" for name, version in result["provenance"]["versions"].items())
     threads = f", {inputs['threads']} threads" if inputs["threads"] else ""
+    batch = f"{inputs['batch']} row{'' if inputs['batch'] == 1 else 's'}"
     lines = [
         f"# Overhead of estimation: shapes of {target['id']} with {draft['id']}",
         "",
-        f"Synthetic caches, {inputs['batch']} rows, {inputs['dtype']}, {inputs['device']}{threads}; {result['timing']};"
+        f"Synthetic caches, {batch}, {inputs['dtype']}, {inputs['device']}{threads}; {result['timing']};"
         f" target {target['layers']} layers of {target['query_heads']}/{target['kv_heads']} heads, draft"
         f" {draft['layers']} of {draft['query_heads']}/{draft['kv_heads']}; k = {inputs['selection']['budget']},"
         f" depth {inputs['depth']}. Shares are of the fastest of {inputs['repeats']} repeats: other programs only add.",

@@ -55,12 +55,17 @@ def comparisons(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapp
         found = result[side]
         for entry in found["sizes"]:
             rest = found["needles"] - entry["needles"]
-            yield side, f"{entry['needles']} needles ({entry['prompts']} prompts)", f"the other {rest}", entry
+            yield side, _of_size(entry), f"the other {rest}", entry
         for name in ("length", "depth"):
             for entry in found[f"{name}s"]:
                 yield side, f"{name} {entry['first']}", f"{name} {entry['second']}", entry
         for entry in found["runs"]:
             yield side, entry["first"], f"{entry['second']}: {_differs(entry)}", entry
+
+
+def _of_size(entry: Mapping[str, Any]) -> str:
+    named = (f"{entry[name]} {name if entry[name] != 1 else name.removesuffix('s')}" for name in ("needles", "prompts"))
+    return "{} ({})".format(*named)
 
 
 def _differs(entry: Mapping[str, Any]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
 from typing import Any
 
+from dustin_profile.progress import say
 from dustin_profile.reporting.blocks import Figure
 
 STYLE = {
@@ -50,7 +52,7 @@ def draw(figure: Figure) -> Drawn:
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": figure.name}), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": figure.name}), _crowding(figure), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # SVG takes it from the reader's fonts
         canvas = Canvas(figsize=(figure.width, figure.height), layout="constrained")
         paint(figure, canvas)
@@ -59,6 +61,18 @@ def draw(figure: Figure) -> Drawn:
         canvas.savefig(image, format="png", dpi=200, metadata={"Software": None})
     svg = text.getvalue()
     return Drawn(figure, svg, _inline(svg, figure), image.getvalue())
+
+
+@contextmanager
+def _crowding(figure: Figure) -> Iterator[None]:
+    """Say once, and in our words, that labels leave the axes no room."""
+    with warnings.catch_warnings(record=True) as found:
+        yield
+    crowded = [one for one in found if "constrained_layout not applied" in str(one.message)]
+    for other in (one for one in found if one not in crowded):
+        warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+    if crowded:
+        say(f"{figure.name}: its labels leave no room for what is drawn; look at the table instead")
 
 
 def paint(figure: Figure, part: Any, title: str = "") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dustin_profile.method_styles import canonical
 from dustin_profile.reporting.documents.analysis import Recovery
@@ -29,6 +29,8 @@ class Point:
         over: Dustin's ARR minus each policy's, paired by document.
         configured: whether a config reads this budget, rather than an analysis around it.
         drift: mean KL over generated tokens.
+        texts: tokens of the texts that fidelity was measured on, prompts with what is behind them.
+        generated_from: tokens of the prompts that drift was measured from.
     """
 
     pair: str
@@ -39,6 +41,8 @@ class Point:
     configured: bool = False
     fidelity: FidelityCell | None = None
     drift: float | None = None
+    texts: int | None = None
+    generated_from: int | None = None
 
     @property
     def kept(self) -> Estimate | None:
@@ -72,8 +76,9 @@ def known_points(evidence: Evidence) -> list[Point]:
     points = []
     for pair, budget in sorted(keys, key=lambda key: (order.index(key[0]), -key[1])):
         known = found.get((pair, budget), Point(pair, budget))
-        fidelity, drift = cells.get((pair, budget)), drifts.get((pair, budget))
-        points.append(Point(pair, budget, known.context, known.arr, known.over, known.configured, fidelity, drift))
+        fidelity, texts = cells.get((pair, budget), (None, None))
+        drift, prompts = drifts.get((pair, budget), (None, None))
+        points.append(replace(known, fidelity=fidelity, texts=texts, drift=drift, generated_from=prompts))
     return points
 
 
@@ -100,19 +105,22 @@ def _analysed(data: Recovery) -> list[Point]:
     ]
 
 
-def _cells(evidence: Evidence) -> dict[Key, FidelityCell]:
-    found: dict[Key, FidelityCell] = {}
+def _cells(evidence: Evidence) -> dict[Key, tuple[FidelityCell, int]]:
+    """With the tokens of the longest text."""
+    found: dict[Key, tuple[FidelityCell, int]] = {}
     for source in evidence.of(Fidelity):
+        tokens = max(document.prompt_tokens + document.text_tokens for document in source.data.documents)
         for (method, budget), cell in source.data.cells.items():
             if method == OWN:
-                found.setdefault((pair_of(source.data) or "", budget), cell)
+                found.setdefault((pair_of(source.data) or "", budget), (cell, tokens))
     return found
 
 
-def _drifts(evidence: Evidence) -> dict[Key, float]:
-    found: dict[Key, float] = {}
+def _drifts(evidence: Evidence) -> dict[Key, tuple[float, int]]:
+    """With the tokens of its prompts."""
+    found: dict[Key, tuple[float, int]] = {}
     for source in evidence.of(Drift):
         pair, chosen = pair_of(source.data), source.data.selection
         if pair and chosen and OWN in source.data.methods:
-            found.setdefault((pair, chosen.budget), source.data.methods[OWN].mean_kl)
+            found.setdefault((pair, chosen.budget), (source.data.methods[OWN].mean_kl, source.data.context))
     return found

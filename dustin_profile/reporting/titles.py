@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from dustin_profile.reporting.documents.analysis import Overhead, OverheadInputs, Recovery
@@ -12,6 +13,8 @@ from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.sources import Evidence, Source
 from dustin_profile.reporting.wording import pair
 from dustin_runtime.config import DustinConfig
+from dustin_runtime.errors import UsageError
+from dustin_runtime.pairs import find_pair
 
 
 def pair_of(data: Any) -> str | None:
@@ -19,12 +22,22 @@ def pair_of(data: Any) -> str | None:
     if isinstance(data, Fidelity | Evaluation | Subsets):
         return pair(data.inputs.models.target.id, data.inputs.models.draft.id)
     if isinstance(data, Bench):
-        return pair(*names) if len(names := data.pair.split(" / ")) == 2 else data.pair
+        return _benched(data)
     if isinstance(data, Overhead):
         data = data.inputs
     if isinstance(data, SearchResults | Drift | DustinConfig | Recovery | OverheadInputs) and data.pair:
         return pair(data.pair.target.id, data.pair.draft.id)
     return None
+
+
+def _benched(data: Bench) -> str:
+    """As the pair's other results name it. Random weights have a known pair's shapes alone, and keep its short name."""
+    names = data.pair.split(" / ")
+    if len(names) == 1 and not data.synthetic:
+        with suppress(UsageError):
+            known = find_pair(data.pair)
+            names = [known.target_id, known.draft_id]
+    return pair(*names) if len(names) == 2 else data.pair
 
 
 def budget_of(data: Any) -> int | None:

@@ -24,15 +24,20 @@ TRACES_VERSION = 1
 """Raised when the same inputs would be traced differently: documents of an older version are not mixed in."""
 
 
-def calibration(pair: Pair, settings: DataSettings, offline: bool) -> Calibration:
+def calibration(
+    pair: Pair, settings: DataSettings, offline: bool, asked_by: str = "--context with --continuation"
+) -> Calibration:
     """Read the documents and cut the prompts.
+
+    Args:
+        asked_by: the options of the command that ask for the tokens, for errors.
 
     Raises:
         CapacityError: context and continuation exceed a model's range.
         MissingError: the data is absent, damaged, or shorter than the context.
     """
     for shape in (pair.target_shape, pair.draft_shape):
-        check_context(shape, settings.context + settings.continuation, "--context with --continuation")
+        check_context(shape, settings.context + settings.continuation, asked_by)
     documents = load_documents(settings.data, offline=offline)
     found = segments(
         documents, pair.tokenizer, context=settings.context, count=settings.documents, template=settings.template
@@ -145,7 +150,7 @@ def prompts_of(
         owner: what was measured on them, for errors.
 
     Raises:
-        ConflictError: a prompt is another one now.
+        ConflictError: a prompt is another one now, or the documents are others.
         MissingError: the documents are not there.
     """
     settings = DataSettings(
@@ -162,7 +167,11 @@ def prompts_of(
             raise MissingError(f"{error}; {owner} was measured on {traces['data']}: say where with --data") from None
         raise
     for name, entry in wanted.items():
-        require_same(f"document {name}", entry["sha256"], found[name].sha256 if name in found else None, owner)
+        if name not in found:
+            where = f"--data {data}" if data else settings.data
+            measured = f"{owner} was measured on ({traces['data']})"
+            raise ConflictError(f"{where}: has no document {name}, which {measured}: say where that is with --data")
+        require_same(f"document {name}", entry["sha256"], found[name].sha256, owner)
     return [found[name] for name in wanted]
 
 

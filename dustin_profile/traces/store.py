@@ -42,7 +42,7 @@ class TraceStore:
         open_stage(folder, inputs, overwrite)
         path = folder / "manifest.json"
         if path.exists():
-            entries = read_json(path)["documents"]
+            entries = _entries(path)
         else:
             entries = [dict(entry, file=None, skipped=None, windows=0, bytes=0) for entry in documents]
             write_json(path, {"kind": "dustin-traces", "documents": entries})
@@ -61,10 +61,7 @@ class TraceStore:
         path = folder / "manifest.json"
         if not path.exists():
             raise MissingError(f"{folder}: no traces; collect them with dustin-profile trace or search")
-        found = read_json(path)
-        if not isinstance(found, dict) or found.get("kind") != "dustin-traces":
-            raise MissingError(f"{path}: is not a manifest of traces")
-        return cls(folder, found["documents"])
+        return cls(folder, _entries(path))
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -145,8 +142,24 @@ class TraceStore:
         write_json(self.folder / "manifest.json", {"kind": "dustin-traces", "documents": self.documents})
 
 
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """The documents that a manifest lists."""
+    fault = "is not a manifest of traces"
+    try:
+        found = read_json(path)
+        if isinstance(found, dict) and found.get("kind") == "dustin-traces" and isinstance(found["documents"], list):
+            entries: list[dict[str, Any]] = found["documents"]
+            return entries
+    except (MissingError, KeyError) as error:
+        fault = str(error).removeprefix(f"{path}: ") if isinstance(error, MissingError) else fault
+    raise MissingError(
+        f"{path}: {fault}; delete the folder of traces and run the same dustin-profile trace or search again"
+    )
+
+
 def _damaged(path: Path, error: Exception) -> MissingError:
-    return MissingError(f"{path}: damaged ({error}): delete it and run the command again")
+    fault = f"damaged ({error}): delete it and run" if path.exists() else "no such file: run"
+    return MissingError(f"{path}: {fault} the same dustin-profile trace or search again, which collects it anew")
 
 
 def _whole(path: Path, size: int) -> bool:

@@ -175,7 +175,7 @@ def test_columns(tmp_path: Path) -> None:
         Columns(answer="bodies"),
         Columns(text="bodies"),
     ):
-        with pytest.raises(MissingError, match=r"rows\.jsonl:1: no column bodies"):
+        with pytest.raises(MissingError, match=r"rows\.jsonl:1: no column bodies .*; rename the one to read to it"):
             load_documents(str(path), offline=True, columns=columns)
 
 

@@ -130,17 +130,19 @@ def test_a_damaged_shard_is_named_with_the_remedy(tmp_path: Path) -> None:
     again = TraceStore.open(tmp_path, INPUTS, DOCUMENTS)
     assert len(again) == 3  # its size is right; reading finds out
     for opened in (store, again):
-        with pytest.raises(MissingError, match=r"00001\.safetensors: damaged .*delete it and run the command again"):
+        with pytest.raises(MissingError, match=r"00001\.safetensors: damaged .*delete it and run the same"):
             opened[1]
     shard.unlink()
     assert TraceStore.open(tmp_path, INPUTS, DOCUMENTS).pending() == [1]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1, 2", "\udcff"])
+@pytest.mark.parametrize("content", ["", "{", "[1, 2", "{}", '{"kind": "dustin-traces"}', "\udcff"])
 def test_a_damaged_manifest_is_named(tmp_path: Path, content: str) -> None:
     filled(tmp_path)
     (tmp_path / "manifest.json").write_text(content, errors="surrogateescape")
-    with pytest.raises(MissingError, match=r"manifest\.json"):
+    with pytest.raises(MissingError, match=r"manifest\.json: .*; delete the folder of traces and run the same"):
+        TraceStore.read(tmp_path)
+    with pytest.raises(MissingError, match=r"manifest\.json: .*; delete the folder of traces and run the same"):
         TraceStore.open(tmp_path, INPUTS, DOCUMENTS)
 
 

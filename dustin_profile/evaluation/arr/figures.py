@@ -26,6 +26,9 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
     by_budget(folder / "budgets.png", result["budgets"])
     lookahead(folder / "lookahead.png", result["budgets"])
     by_split(folder / "splits.png", result["splits"])
+    for name in ("layers", "distances"):
+        if not result[name]:  # of an earlier pass
+            (folder / f"{name}.png").unlink(missing_ok=True)
     if result["layers"]:
         by_layer(folder / "layers.png", result["layers"], result["selection"])
     if result["distances"]:

@@ -72,15 +72,24 @@ class Sources:
 
 
 def searched_documents(config: Path) -> set[str] | None:
-    """SHA-256 of the prompts that an emitted config was searched on, if its results lie beside it."""
+    """SHA-256 of the prompts that an emitted config was searched on, if its results lie beside it.
+
+    Raises:
+        MissingError: the results of its search are damaged.
+    """
     beside = config / "results.json" if config.is_dir() else config.with_suffix(".json")
     if config.name == "config.yaml":
         beside = config.with_name("results.json")
-    try:
-        results = read_baseline(beside)
-    except MissingError:
+    if not beside.exists():
         return None
-    return {entry["sha256"] for entry in results["documents"]["search"].values()}
+    try:
+        return {entry["sha256"] for entry in read_baseline(beside)["documents"]["search"].values()}
+    except (MissingError, AttributeError, KeyError, TypeError) as error:
+        if config.is_file() and config.name != "config.yaml":  # a file of one name beside it need not be the search's
+            return None
+        said = str(error) if isinstance(error, MissingError) else f"{beside}: its documents cannot be read"
+        remedy = "run the same dustin-profile search again, or give --split all"
+        raise MissingError(f"{said}; the file is damaged: {remedy}") from None
 
 
 def _require_fit(traces: dict[str, Any], config: DustinConfig, folder: Path) -> None:

@@ -15,11 +15,11 @@ from dustin_profile.evaluation.arr.policies import Rule, rules
 from dustin_profile.evaluation.arr.sources import Sources, Traced
 from dustin_profile.progress import progress, say
 from dustin_profile.provenance import versions
-from dustin_profile.rundir import open_stage
+from dustin_profile.rundir import first_difference, open_stage, read_part
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.config import DustinConfig, Selection, changed
 from dustin_runtime.errors import ConflictError, MissingError, UsageError
-from dustin_runtime.files import clear_temporaries, digest, digest_text, read_json, write_json, write_text, write_with
+from dustin_runtime.files import clear_temporaries, digest, digest_text, write_json, write_text, write_with
 from dustin_runtime.models.decoder import Decoder
 
 VERSION = 1
@@ -112,10 +112,13 @@ def evaluate(
         "distances": None,
     }
     if again is not None:
-        found = _run_again(folder / "forced", config, sources, selections, again, overwrite)
+        found, how = _run_again(folder / "forced", config, sources, selections, again, overwrite), again.inputs
+    else:
+        found, how = _run_before(folder / "forced", config, sources, selections)
+    if found:
         result["layers"] = summarise_layers([document["layers"] for document in found])
         result["distances"] = summarise_distances([document["distances"] for document in found])
-        result["forced_pass"] = again.inputs
+        result["forced_pass"] = how
     result["provenance"] = {"versions": versions(), "config": config.provenance}
     _write(folder, result, rows)
     return result
@@ -143,13 +146,7 @@ def _run_again(
     overwrite: bool,
 ) -> list[dict[str, Any]]:
     """One file per document."""
-    inputs = {
-        "version": FORCED_VERSION,
-        "traces": [digest(store.inputs) for store in sources.stores],
-        "selection": config.selection.model_dump(mode="json"),
-        "budgets": [selection.budget for selection in selections],
-        "distances": list(again.distances),
-    } | again.inputs
+    inputs = _made_from(config, sources, selections) | {"distances": list(again.distances)} | again.inputs
     shortest = min(len(prompt.ids) for prompt in again.prompts.values())
     if max(again.distances) >= shortest:
         raise UsageError(f"--distance {max(again.distances)}: the shortest prompt has {shortest} tokens; give less")
@@ -166,6 +163,37 @@ def _run_again(
                     write_json(file, _document(target, config, traced, windows, selections, again))
                     advance(1)
     return [_read(file, traced) for file, traced in files.items()]
+
+
+def _run_before(
+    folder: Path, config: DustinConfig, sources: Sources, selections: Sequence[Selection]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What an earlier pass left, and how it was run; nothing if it was of other inputs or is not complete."""
+    path = folder / "inputs.json"
+    if not path.exists():
+        return [], {}
+    ours = _made_from(config, sources, selections)
+    try:
+        before = read_part(path, "measure again", lambda inputs: ours.keys() <= inputs.keys())
+        differs = first_difference({name: before[name] for name in ours}, ours)
+        if differs is None:
+            found = [_read(_file(folder, traced), traced) for traced in sources.documents]
+            return found, {name: before[name] for name in before if name not in {*ours, "distances"}}
+        lacks = f"it is of other {differs[0]}"
+    except MissingError as error:
+        lacks = f"it is not complete ({error})"
+    say(f"layers and distances of the earlier pass are left out: {lacks}; give --forced-pass for them")
+    return [], {}
+
+
+def _made_from(config: DustinConfig, sources: Sources, selections: Sequence[Selection]) -> dict[str, Any]:
+    """What a pass and the figures from traces have in common."""
+    return {
+        "version": FORCED_VERSION,
+        "traces": [digest(store.inputs) for store in sources.stores],
+        "selection": config.selection.model_dump(mode="json"),
+        "budgets": [selection.budget for selection in selections],
+    }
 
 
 def _document(
@@ -215,14 +243,11 @@ def _file(folder: Path, traced: Traced) -> Path:
 
 
 def _read(file: Path, traced: Traced) -> dict[str, Any]:
-    entry: dict[str, Any] = read_json(file)
-    if (
-        not isinstance(entry, dict)
-        or entry.get("id") != traced.entry["id"]
-        or not {"layers", "distances"} <= set(entry)
-    ):
-        raise MissingError(f"{file}: is not a result; delete the file to measure its document again")
-    return entry
+    return read_part(
+        file,
+        "measure its document again",
+        lambda entry: entry.get("id") == traced.entry["id"] and {"layers", "distances"} <= entry.keys(),
+    )
 
 
 def _write(folder: Path, result: dict[str, Any], rows: Sequence[budgets.Row]) -> None:

@@ -10,6 +10,9 @@ from dustin_profile.method_styles import INK, Style
 from dustin_profile.reporting.charts.axes import RULE, SMALL, frame, short
 from dustin_profile.reporting.documents.common import Estimate
 
+HUGE = 1e9
+"""From here on a number with all of its digits leaves the axes no room."""
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -28,7 +31,8 @@ def intervals(figure: Any, marks: Sequence[Mark], xlabel: str, *, zero: bool = F
         if value.low is not None and value.high is not None:
             axes.plot([value.low, value.high], [place, place], color=style.colour, lw=1.6, solid_capstyle="butt")
         axes.plot([value.mean], [place], style.marker, color=style.colour, ms=7 if style.own else 5)
-        text = format(value.mean, f"+{form}" if zero else form).replace("-", "−")
+        digits = form if abs(value.mean) < HUGE else ".3g"
+        text = format(value.mean, f"+{digits}" if zero else digits).replace("-", "−")
         axes.annotate(
             text,
             (1.02, place),

@@ -17,7 +17,7 @@ HEADER = ("policy", "ARR", "Dustin minus it", "prefix ARR", "ARR, search documen
 
 
 def build(evidence: Evidence) -> Content | None:
-    found = evidence.of(SearchResults)
+    found = [source for source in evidence.of(SearchResults) if source.data.policies]
     if not found:
         return None
     blocks: list[Block] = []
@@ -71,7 +71,7 @@ def _figures(data: SearchResults, suffix: str, title: str) -> list[Figure]:
     marks = [Mark(label(name), policy.arr, style(name)) for name, policy in data.policies.items()]
     gains = [Mark(label(name), gain, style(name)) for name, gain in data.hybrid_minus.items()]
     height = 0.95 + 0.34 * len(marks)
-    return [
+    figures = [
         Figure(
             f"arr{suffix}",
             f"Attention recovered by policy, k = {data.selection.budget}, with 95 % intervals over documents.",
@@ -79,14 +79,18 @@ def _figures(data: SearchResults, suffix: str, title: str) -> list[Figure]:
             partial(intervals, marks=marks, xlabel="ARR"),
             height=height,
         ),
-        Figure(
-            f"arr-paired{suffix}",
-            "Dustin minus each policy on the same documents. Intervals that reach the line at zero may be chance.",
-            f"Paired differences of ARR with their intervals: {title}",
-            partial(intervals, marks=gains, xlabel="Dustin's ARR minus the policy's", zero=True),
-            height=height,
-        ),
     ]
+    if gains:
+        figures.append(
+            Figure(
+                f"arr-paired{suffix}",
+                "Dustin minus each policy on the same documents. Intervals that reach the line at zero may be chance.",
+                f"Paired differences of ARR with their intervals: {title}",
+                partial(intervals, marks=gains, xlabel="Dustin's ARR minus the policy's", zero=True),
+                height=height,
+            )
+        )
+    return figures
 
 
 SECTION = Section("arr", "Attention recovered", "dustin-profile search", build)

@@ -13,7 +13,7 @@ from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.speeds import ranked, synthetic
 from dustin_profile.reporting.titles import pair_of, slug
-from dustin_profile.reporting.wording import count, plain, times
+from dustin_profile.reporting.wording import count, plain, plural, times
 
 HEADER = ("method", "tokens/s", "over vanilla", "data", "step, ms", "floor, ms", "× floor", "τ", "accepted at 1, 2, …")
 PARTS = {
@@ -69,7 +69,7 @@ def widest(data: Bench) -> Case:
 
 
 def case_name(case: Case) -> str:
-    return f"{case[0]} rows of {count(case[1])} tokens"
+    return f"{plural(case[0], 'row')} of {plural(case[1], 'token')}"
 
 
 def row_name(row: BenchRow) -> str:
@@ -166,8 +166,9 @@ def _table(data: Bench) -> Table:
         best = max(found, key=lambda row: row.tokens_per_s)
         rows += [_row(row, row is best) for row in found]
     k = f", k = {data.selection.budget}" if data.selection else ""
-    speed = data.roofline.bytes_per_s / 1e12
-    note = f"Floor at {speed:.3g} TB/s ({data.roofline.device}){k}." + _said(data)
+    speed = data.roofline.bytes_per_s / 1e9
+    moved = f"{speed / 1e3:.3g} TB/s" if speed >= 1e3 else f"{speed:.3g} GB/s"
+    note = f"Floor at {moved} ({data.roofline.device}){k}." + _said(data)
     return Table("Decoding speed by method", HEADER, rows, note, frozenset({0, 3, 8}), markdown=True).without_empty()
 
 

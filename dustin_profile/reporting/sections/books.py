@@ -86,7 +86,7 @@ def _table(data: Evaluation) -> Table:
     of = f" of {' or '.join(sorted(texts))} tokens" if texts else ""
     note = (
         f"{plural(books, 'prompt')}{of}, depth {inputs.depth}; {where}. tokens/s is what one reader sees, on that"
-        " device. Brackets: 95 % over documents."
+        " device. τ and tokens/s are means over prompts, each of which counts the same; brackets: 95 % over documents."
     )
     return Table("Perplexity, speed and repetition", HEADER, rows, note, markdown=True).without_empty()
 

@@ -13,16 +13,18 @@ from dustin_profile.reporting.documents.evaluation import Fidelity
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.points import ANALYSED
 from dustin_profile.reporting.section import Section
-from dustin_profile.reporting.sources import Evidence
+from dustin_profile.reporting.sources import Evidence, Source
 from dustin_profile.reporting.titles import pair_of, slug
 from dustin_profile.reporting.wording import listed, plural
 
 Curves = dict[str, list[tuple[float, float]]]
 """By method: (tokens read, ARR)."""
+Found = tuple[str, Curves, list[str]]
+"""Caption, curves, and the files that they are from."""
 
 
 def build(evidence: Evidence) -> Content | None:
-    found = [*_searched(evidence), *_analysed(evidence), *_given(evidence)]
+    found = _told_apart([*_searched(evidence), *_analysed(evidence), *_given(evidence)])
     figures = [
         Figure(
             f"budget{slug(number, len(found))}",
@@ -49,6 +51,15 @@ def build(evidence: Evidence) -> Content | None:
     )
 
 
+def _told_apart(found: list[Found]) -> list[tuple[str, Curves]]:
+    """Captions, with the files where two would say the same."""
+    captions = [caption for caption, _, _ in found]
+    return [
+        (f"{caption} From {listed(names)}." if captions.count(caption) > 1 else caption, points)
+        for caption, points, names in found
+    ]
+
+
 def curves_of(points: Mapping[str, list[tuple[float, float]]]) -> list[tuple[Style, list[float], list[float]]]:
     """What `charts.lines` draws, the smallest budget first."""
     return [
@@ -62,26 +73,28 @@ def ticks(values: list[float]) -> list[float]:
     return [tick for tick in powers if 0.75 * min(values) <= tick <= 1.34 * max(values)]
 
 
-def _searched(evidence: Evidence) -> list[tuple[str, Curves]]:
+def _searched(evidence: Evidence) -> list[Found]:
     """Searches of one pair on the same documents at two budgets or more."""
-    groups: dict[tuple[str, ...], list[SearchResults]] = {}
+    groups: dict[tuple[str, ...], list[Source[SearchResults]]] = {}
     for source in evidence.of(SearchResults):
         data = source.data
         documents = tuple(sorted(data.documents.reported))
-        groups.setdefault((pair_of(data) or "", data.traces.data_sha256, *documents), []).append(data)
+        groups.setdefault((pair_of(data) or "", data.traces.data_sha256, *documents), []).append(source)
     found = []
-    for (pair, *_), searches in groups.items():
+    for (pair, *_), sources in groups.items():
+        searches = [source.data for source in sources]
         if len({data.selection.budget for data in searches}) < 2:
             continue
         points: Curves = {}
         for data in searches:
             for name, policy in data.policies.items():
                 points.setdefault(name, []).append((data.selection.budget, policy.arr.mean))
-        found.append((f"{pair}: retrieval heads, held-out documents, every budget searched by itself.", points))
+        caption = f"{pair}: retrieval heads, held-out documents, every budget searched by itself."
+        found.append((caption, points, [source.name for source in sources]))
     return found
 
 
-def _analysed(evidence: Evidence) -> list[tuple[str, Curves]]:
+def _analysed(evidence: Evidence) -> list[Found]:
     found = []
     for source in evidence.of(Recovery):
         points: Curves = {}
@@ -92,18 +105,18 @@ def _analysed(evidence: Evidence) -> list[tuple[str, Curves]]:
             of = f" of {listed(kinds)}" if (kinds := [traces.data for traces in source.data.traces]) else ""
             documents = f"{plural(len(source.data.documents), f'{source.data.split} document')}{of}"
             caption = f"{pair_of(source.data)}: retrieval heads, {documents}, one config."
-            found.append((caption, points))
+            found.append((caption, points, [source.name]))
     return found
 
 
-def _given(evidence: Evidence) -> list[tuple[str, Curves]]:
+def _given(evidence: Evidence) -> list[Found]:
     found = []
     for source in evidence.of(Fidelity):
         points: Curves = {}
         for (method, _), cell in source.data.cells.items():
             points.setdefault(method, []).append((cell.read, cell.arr.mean))
         if any(len(line) > 1 for line in points.values()):
-            found.append((f"{pair_of(source.data)}: all heads, given texts.", points))
+            found.append((f"{pair_of(source.data)}: all heads, given texts.", points, [source.name]))
     return found
 
 

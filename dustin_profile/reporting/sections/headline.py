@@ -70,7 +70,9 @@ def _table(points: Sequence[Point]) -> Table:
         "over StreamingLLM",
         "same choice",
         "KL, nats",
+        "both on texts of",
         "drift, nats",
+        "from prompts of",
     ]
     rows: list[Row | Group] = []
     for place, point in enumerate(points):
@@ -91,12 +93,15 @@ def _table(points: Sequence[Point]) -> Table:
             difference(gain) if gain else Cell(""),
             cell(measured.agreement) if measured else Cell(""),
             cell(measured.kl) if measured else Cell(""),
+            Cell(count(point.texts), "tokens") if point.texts else Cell(""),
             Cell(plain(point.drift) if point.drift is not None else ""),
+            Cell(count(point.generated_from), "tokens") if point.generated_from else Cell(""),
         ]
         rows.append(Row(cells))
     note = (
-        "ARR: share of the attention of retrieval heads on held-out documents; “all heads”: of all heads, on given"
-        " texts. Same choice and KL: against full verification, on given texts. Empty: not measured."
+        "ARR: share of the attention of retrieval heads on held-out documents, of the context that stands before it;"
+        " “all heads”: of all heads, on given texts. Same choice and KL: against full verification, on given texts,"
+        " whose length is their own. Empty: not measured."
     )
     return Table("What each budget keeps", header, rows, note, markdown=True).without_empty()
 

@@ -249,7 +249,8 @@ def test_check_refuses_to_compare_unlike_things(
     config = load_config(searched.run)
     (tmp_path / "text.txt").write_text("Another text, long enough for many prompts. " * 2000)
     refused("document topics#", traces__context=255)
-    refused("document topics#", None, "--data", tmp_path / "text.txt")
+    text = tmp_path / "text.txt"
+    refused(f"--data {text}: has no document topics#", None, "--data", text)
     refused("budget: the baseline has 64, now it is 65: compare like with like", changed(config, budget=65))
     refused("depth: the baseline has 4, now it is 3", config.model_copy(update={"depth": 3}))
     refused("dtype: the baseline has float32, now it is bfloat16", None, "--dtype", "bfloat16")

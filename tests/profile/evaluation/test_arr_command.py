@@ -34,7 +34,8 @@ def run(searched: Path, tmp_path: Path) -> Path:
 
 
 def arr(pair: TinyPair, run: Path, *options: object) -> Outcome:
-    return dustin_profile("eval", "arr", run, *pair.options, *options)
+    models = pair.options if "--forced-pass" in options else ()
+    return dustin_profile("eval", "arr", run, *models, *options)
 
 
 def test_traces_alone_give_budgets_and_splits(run: Path) -> None:
@@ -97,6 +98,12 @@ def test_a_pass_adds_layers_and_distances_and_continues(
     again = arr(tiny_pair, run, *options, "--json")
     assert len(measured) == 3 + 3  # two documents are not run again
     assert json.loads(again.out) == document
+    # Without the pass, what it left is kept where it was made from the same; a picture of other inputs is not.
+    kept = dustin_profile("eval", "arr", run, "--split", "all", "--json")
+    assert json.loads(kept.out) == document
+    other = dustin_profile("eval", "arr", run, "--split", "all", "--budget", 32, "--json")
+    assert json.loads(other.out)["layers"] is None and "is of other budgets; give --forced-pass" in other.err
+    assert not [name for name in ("layers", "distances") if (run / "arr" / f"{name}.png").exists()]
 
 
 @pytest.mark.usefixtures("plain_pictures")
@@ -121,6 +128,8 @@ def test_several_traces_are_kinds_of_documents(tiny_pair: TinyPair, run: Path, t
     [
         (["--budget", 256], "--budget 256: covers the shortest traced prompt, 256 tokens"),
         (["--distance", 4], "--distance: is of --forced-pass alone"),
+        (["--pair", "qwen7b:0.5b"], "--pair: is of --forced-pass alone; add it"),
+        (["--device", "cpu"], "--device: is of --forced-pass alone; add it"),
         (["--forced-pass", "--distance", 256], "--distance 256: the shortest prompt has 256 tokens"),
     ],
 )
@@ -159,7 +168,31 @@ def test_a_damaged_shard_is_named(run: Path) -> None:
     broken = dustin_profile("eval", "arr", run, "--split", "all")
     assert broken.code == MISSING
     assert "00000.safetensors: damaged (" in broken.error
-    assert broken.error.endswith("): delete it and run the command again")
+    again = "run the same dustin-profile trace or search again, which collects it anew"
+    assert broken.error.endswith(f"): delete it and {again}")
+    for shard in (run / "traces").glob("*.safetensors"):
+        shard.unlink()
+    absent = dustin_profile("eval", "arr", run, "--split", "all")
+    assert (absent.code, absent.error.partition(": ")[2]) == (MISSING, f"no such file: {again}")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "", '{"kind": "dustin-results"}'])
+def test_damaged_results_of_the_search_are_named(run: Path, content: str) -> None:
+    (run / "results.json").write_text(content)
+    broken = dustin_profile("eval", "arr", run)
+    assert broken.code == MISSING
+    assert broken.error.startswith(f"{run / 'results.json'}: ")
+    remedy = "the file is damaged: run the same dustin-profile search again, or give --split all"
+    assert broken.error.endswith(remedy)
+    assert dustin_profile("eval", "arr", run, "--split", "all", "--budget", 32, "--json").code == 0
+
+
+def test_data_without_a_traced_document_is_named(tiny_pair: TinyPair, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("It was a dark night, and nobody came over the hills. " * 800)
+    refused = arr(tiny_pair, run, "--forced-pass", "--data", tmp_path / "other.txt")
+    assert refused.code == CONFLICT
+    assert f"--data {tmp_path / 'other.txt'}: has no document topics#" in refused.error
+    assert refused.error.endswith("which the run was measured on (topics): say where that is with --data")
 
 
 @pytest.mark.usefixtures("plain_pictures")

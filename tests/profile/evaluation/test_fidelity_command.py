@@ -147,3 +147,9 @@ def test_a_damaged_result_is_named(tiny_pair: TinyPair, config: Path, tmp_path: 
     broken = fidelity(tiny_pair, config, tmp_path, *methods("dustin"))
     assert broken.code == MISSING
     assert broken.error.endswith("document-0001.json: is not a result; delete the file to measure its document again")
+    (tmp_path / "fidelity" / "document-0001.json").write_text('{"id":')
+    half = fidelity(tiny_pair, config, tmp_path, *methods("dustin"))
+    assert half.code == MISSING and "document-0001.json: not readable as JSON" in half.error
+    assert half.error.endswith("; delete the file to measure its document again")
+    long = fidelity(tiny_pair, config, tmp_path / "long", *methods("dustin"), "--context", 9000)
+    assert long.error.startswith("--context, prompt and --tokens: 9000 tokens exceed the model's context")

@@ -64,6 +64,8 @@ def test_lengths_that_are_timed_are_not_timed_again(
     found = overhead(config, tmp_path, *options, "--json")
     assert len(timed) == 3
     assert json.loads(found.out)["rows"][0] == first
+    one = overhead(config, tmp_path, "--length", 150, "--json")
+    assert [row["context"] for row in json.loads(one.out)["rows"]] == [150, 300]
     other = overhead(config, tmp_path, *options, "--batch", 2)
     assert other.code == CONFLICT
     assert "overhead: made with batch = 1, now 2" in other.error

@@ -183,6 +183,11 @@ def test_what_is_missing_is_named(ranked: Path, tmp_path: Path) -> None:
         NOTHING,
         f"{run / 'srh' / 'draft'}: no needle was retrieved; rank with --mode forced",
     )
-    absent = stability(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    absent = stability(tmp_path / "empty")
     assert absent.code == MISSING
     assert absent.error.endswith("srh/target: no scores of heads; measure them with dustin-profile srh")
+    for path, what in ((ranked / "srh" / "heads-target.json", "is a file"), (tmp_path / "none", "no such folder")):
+        refused = dustin_profile("eval", "stability", path)
+        assert (refused.code, refused.error.partition(": ")[2].partition(";")[0]) == (absent.code, what)
+    assert not (tmp_path / "none").exists()

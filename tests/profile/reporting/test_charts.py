@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dustin_profile import progress
 from dustin_profile.method_styles import style
 from dustin_profile.reporting.blocks import Figure
 from dustin_profile.reporting.charts import Mark, bars, columns, curve, heatmap, intervals, lines, scatter, stacked
@@ -30,6 +31,7 @@ TIE = [(OWN, [1.0, 2.0], [0.5, 0.25]), (OTHER, [1.0, 2.0], [0.75, 0.25]), (NEW, 
         partial(lines, curves=[(OWN, [1.0], [0.0])], xlabel="x", ylabel="y", from_zero=True),
         partial(intervals, marks=[Mark("one", Estimate(mean=0.5), OWN)], xlabel="x"),
         partial(intervals, marks=[Mark("none", Estimate(mean=0.0, low=0.0, high=0.0), NEW)], xlabel="x", zero=True),
+        partial(intervals, marks=[Mark("huge", Estimate(mean=1e300, low=-1e300, high=1e300), OWN)], xlabel="x"),
         partial(bars, rows=[(OWN, "two\nlines", 0.0, "0")], xlabel="x"),
         partial(stacked, rows=[("a", {"p": 1.0, "q": -1.0})], parts={"p": "P", "q": "Q"}, xlabel="x", marks=[None]),
         partial(heatmap, table=[[0.0]], xlabel="x", ylabel="y", bar_label="z", written=True),
@@ -47,6 +49,15 @@ def test_little_data_is_drawn(chart: Callable[[Any], None]) -> None:
     assert 'aria-label="what it &amp; shows"' in drawn.inline
     assert "SYNTHETIC: a word" in drawn.svg
     assert "xlink" not in drawn.inline.replace("xmlns:xlink", "")
+
+
+def test_labels_without_room_are_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(progress, "quiet", False)
+    draw(Figure("crowded", "", "", partial(bars, rows=[(OWN, "one", 1.0, "9" * 400)], xlabel="x")))
+    assert capsys.readouterr().err == "crowded: its labels leave no room for what is drawn; look at the table instead\n"
+    assert not recwarn.list
 
 
 @given(st.lists(st.floats(-2, 2), max_size=12), st.floats(0.01, 0.5))

@@ -18,6 +18,7 @@ from dustin_profile.evaluation.arr.layers import LAYER_POLICIES
 from dustin_profile.evaluation.arr.policies import rules
 from dustin_profile.evaluation.oracle import ORACLES
 from dustin_profile.method_styles import style
+from dustin_profile.reporting.blocks import Row, Table
 from dustin_profile.reporting.report import compose
 from dustin_profile.reporting.sections import SECTIONS
 from dustin_profile.reporting.sources import Evidence, gather
@@ -85,7 +86,7 @@ def test_a_run_directory_explains_its_config(run: Path, tmp_path: Path) -> None:
     names = {Path(path).stem for path in document["written"]}
     assert {"heads-target-1", "heads-draft-2", "needle-1", "needle-2", "config-m", "arr", "drift"} <= names
     drift = read_json(run / "drift.json")["methods"]["dustin"]["mean_kl"]
-    assert page.table("What each budget keeps").row("k = 64")[-1] == f"{drift:.3f}"
+    assert page.table("What each budget keeps").row("k = 64")[-2:] == [f"{drift:.3f}", "64 tokens"]
     assert str(tmp_path.parent) not in text
     assert str(run.parent) not in text
 
@@ -287,6 +288,16 @@ def test_a_real_speed_of_a_pair_with_quality_leads(tmp_path: Path) -> None:
     assert any("Different pairs:" in getattr(block, "leads", ()) for block in limits.blocks)
 
 
+@pytest.mark.parametrize("name", ["smollm2", "SmolLM2 / self:6", "smollm2 / self:6"])
+def test_a_bench_is_of_the_pair_whose_quality_is_shown_however_it_is_named(name: str, tmp_path: Path) -> None:
+    bench = read_json(RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json") | {"pair": name}
+    (tmp_path / "bench.json").write_text(json.dumps(bench))
+    _, page, _ = report(RESULTS / "arr-smollm2.json", tmp_path / "bench.json", "-o", tmp_path / "page.html")
+    same = name != "SmolLM2 / self:6"
+    assert ("Different pairs" in page.text, "on other pairs" in page.text) == (not same, not same)
+    assert ("Speed, smollm2 with self:6 on NVIDIA H200" in page.text) == same
+
+
 def test_acceptance_of_real_runs_is_shown_by_position(tmp_path: Path) -> None:
     path = RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json"
     shown = {figure.name: figure for _, content in compose(gather([path])).sections for figure in content.figures}
@@ -300,6 +311,20 @@ def test_acceptance_of_real_runs_is_shown_by_position(tmp_path: Path) -> None:
     assert table.row("Dustin (hybrid) draft reads 512", 2)[-1] == "0.86 0.83 0.80 0.77"
     forced = compose(gather([RESULTS / "bench-qwen7b-1xh200.json"])).sections
     assert not [figure for _, content in forced for figure in content.figures if "acceptance" in figure.name]
+
+
+def test_budgets_say_what_each_figure_was_measured_on_and_captions_differ() -> None:
+    names = ("arr-smollm2.json", "fidelity-smollm2.json", "eval-smollm2/arr/results.json")
+    files = [RESULTS / name for name in (*names, "eval-smollm2/kinds/results.json")]
+    sections = {section.key: content for section, content in compose(gather(files)).sections}
+    captions = [figure.caption for figure in sections["budget"].figures]
+    assert len(captions) == 4 - 1 and len(set(captions)) == len(captions)
+    table = next(block for block in sections["summary"].blocks if isinstance(block, Table))
+    row = next(row for row in table.rows if isinstance(row, Row) and row.cells[0].text == "k = 128")
+    cells = dict(zip(table.header, row.cells, strict=True))
+    texts = read_json(files[1])["documents"]
+    longest = max(one["prompt_tokens"] + one["text_tokens"] for one in texts)
+    assert cells["of context"].sub == "of 1,024" and cells["both on texts of"].text == f"{longest:,}"
 
 
 def test_all_committed_results_are_one_report(tmp_path: Path) -> None:
@@ -319,6 +344,23 @@ def test_what_was_chosen_on_is_not_shown_as_held_out(tmp_path: Path) -> None:
         sections = {section.key for section, _ in compose(gather([tmp_path / "arr.json"])).sections}
         assert ("summary" in sections) == shown
         assert "budget" in sections  # which names the documents
+
+
+def test_a_search_without_policies_draws_nothing_of_them(tmp_path: Path) -> None:
+    search = read_json(RESULTS / "arr-smollm2.json") | {"policies": {}, "hybrid_minus": {}}
+    (tmp_path / "arr.json").write_text(json.dumps(search))
+    sections = {section.key for section, _ in compose(gather([tmp_path / "arr.json"])).sections}
+    assert "arr" not in sections and "config" in sections
+
+
+def test_a_slow_device_and_single_rows_read_right(tmp_path: Path) -> None:
+    bench = read_json(RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json")
+    bench["roofline"] |= {"bytes_per_s": 1.2e10, "device": "cpu"}
+    bench["rows"] = [row | {"batch": 1} for row in bench["rows"] if row["context"] == bench["rows"][0]["context"]]
+    (tmp_path / "bench.json").write_text(json.dumps(bench))
+    _, page, _ = report(tmp_path / "bench.json", "-o", tmp_path / "page.html")
+    assert "Floor at 12 GB/s (cpu)" in page.text
+    assert "1 row of " in page.text and "1 rows" not in page.text
 
 
 def test_every_committed_result_is_read() -> None:
