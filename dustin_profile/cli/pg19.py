@@ -39,6 +39,7 @@ def pg19(
     from dustin_profile.evaluation import fidelity_stage
     from dustin_profile.evaluation.pg19 import HEADER, BookContinuation, add_perplexity, rows, write
     from dustin_profile.evaluation.runner import make_cells
+    from dustin_profile.rundir import locked
 
     served = begin(config, models, quiet)
     check_tokens(context, tokens)
@@ -47,6 +48,8 @@ def pg19(
     fidelity_stage.check_room(context, tokens, [cell.budget for cell in sparse])
     texts = open_texts(served, models, data, context, documents, tokens)
     folder = (run_dir or results_folder(config, served)) / "pg19"
+    with locked(folder.parent):
+        fidelity_stage.reserve(folder / "perplexity", texts, sparse, overwrite)
 
     def finish(results: dict[str, Any]) -> None:
         fidelity = fidelity_stage.run(folder / "perplexity", texts, sparse, overwrite)

@@ -16,6 +16,7 @@ from dustin_profile.plots import fidelity_curves
 from dustin_profile.progress import say
 from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
+from dustin_profile.rundir import open_stage
 from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, changed
 from dustin_runtime.errors import UsageError
@@ -79,8 +80,7 @@ def run(folder: Path, texts: GivenTexts, wanted: Sequence[Cell], overwrite: bool
 
     Raises: as `per_document`.
     """
-    names = [cell.name for cell in wanted]
-    made_from = texts.made_from(VERSION) | {"cells": names}
+    names, made_from = [cell.name for cell in wanted], _made_from(texts, wanted)
     found = per_document(
         folder,
         texts,
@@ -103,6 +103,19 @@ def run(folder: Path, texts: GivenTexts, wanted: Sequence[Cell], overwrite: bool
     write_text(folder / "results.md", markdown(result))
     fidelity_curves(folder / "results.png", curves(summary))
     return result
+
+
+def reserve(folder: Path, texts: GivenTexts, wanted: Sequence[Cell], overwrite: bool) -> None:
+    """What `run` does first, for a caller with long work before it.
+
+    Raises:
+        ConflictError: the folder holds what was made from other inputs; names the field.
+    """
+    open_stage(folder, _made_from(texts, wanted), overwrite, of_config=False)
+
+
+def _made_from(texts: GivenTexts, wanted: Sequence[Cell]) -> dict[str, Any]:
+    return texts.made_from(VERSION) | {"cells": [cell.name for cell in wanted]}
 
 
 def _document(

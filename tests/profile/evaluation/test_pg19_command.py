@@ -80,6 +80,7 @@ def test_both_parts_continue_where_they_stopped(
     other = pg19(tiny_pair, config, tmp_path, "--quiet", "--method", "streaming")
     assert other.code == CONFLICT
     assert "perplexity: made with cells = ['dustin-k64'], now ['streaming-k64']" in other.error
+    assert not (tmp_path / "pg19" / "rows" / "streaming-k64.jsonl").exists()  # refused before it generates
 
 
 def test_methods_that_read_everything_share_one_perplexity(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
