@@ -77,7 +77,7 @@ def test_it_learns_and_resumes_bit_for_bit(run: Callable[..., Path], monkeypatch
     whole = run("whole")
     held_out = read_json(whole / "curve.json")["heldout"]
     assert [entry["step"] for entry in held_out] == [0, 4, 8, 12]
-    assert held_out[-1]["sources"]["books"]["kl"] < held_out[0]["sources"]["books"]["kl"] - 0.1
+    assert held_out[-1]["sources"]["books"]["kl"] < held_out[0]["sources"]["books"]["kl"] - 0.05
 
     run("parts", "--stop-at", 5)  # stopped cleanly between two checkpoints
     advance = trainer.Trainer.advance
