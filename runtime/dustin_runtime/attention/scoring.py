@@ -73,23 +73,16 @@ class ScoredHeads:
             for entry, place in zip(self.chosen, self._key_layers, strict=True)
         }
 
-    def gather(self, queries: Mapping[int, Tensor]) -> Tensor:
-        """The queries of all entries, [batch, tokens, entries, head_size].
+    def gather_last(self, passes: Sequence[Mapping[int, Tensor]]) -> Tensor:
+        """The queries of all entries at the last token of several passes: [batch, passes, entries, head_size].
 
         Args:
-            queries: saved by layer, [batch, tokens, query_heads, head_size].
+            passes: queries saved by layer, [batch, tokens, query_heads, head_size].
         """
-        return self._chosen([queries[layer] for layer in self.layers])
-
-    def gather_last(self, passes: Sequence[Mapping[int, Tensor]]) -> Tensor:
-        """The same of the last token of several passes: [batch, passes, entries, head_size]."""
         saved = [queries[layer][:, -1:] for queries in passes for layer in self.layers]
-        return self._chosen(saved, len(passes))
-
-    def _chosen(self, saved: Sequence[Tensor], passes: int = 1) -> Tensor:
-        together = saved[0] if len(saved) == 1 else torch.cat(list(saved), dim=2)
-        batch, tokens, _, head_size = together.shape
-        return together.reshape(batch, tokens * passes, -1, head_size).index_select(2, self.heads)
+        together = saved[0] if len(saved) == 1 else torch.cat(saved, dim=2)
+        batch, _, _, head_size = together.shape
+        return together.reshape(batch, len(passes), -1, head_size).index_select(2, self.heads)
 
     def scores(self, q: Tensor, keys: Tensor, position: Tensor, columns: int, share: float | None = None) -> Tensor:
         """Importance of every position: softmax rows, summed over heads, layers and queries (Eq. 5).
