@@ -156,7 +156,7 @@ def fill(stepper: Stepper, state: State, context: int) -> None:
                 cache.scored.normal_()
     if state.history_query is not None:
         state.history_query.normal_()
-    for row in range(state.rows):
+    for row in range(state.rows) if state.memory or state.draft_lists else ():
         drafted = None
         if stepper.draft and state.draft_cache:
             cache = state.draft_prefill or state.draft_cache.row(row)
