@@ -133,10 +133,12 @@ class QuestAttention:
         scores = page_scores(q, *self.bounds.refresh(layer, k, start, q.shape[1]), self.by_query_head)
         kept = choose_pages(scores, start, self.budget)
         self._lists.append(kept)
-        self._read.append(distinct(kept.unflatten(1, (k.shape[2], -1)).flatten(2)).float().mean(dim=1))
         if self.by_query_head:
+            self._read.append(distinct(kept.unflatten(1, (k.shape[2], -1)).flatten(2)).float().mean(dim=1))
             return sparse_by_query_head(q, k, v, start, kept)
-        return SparseAttention(kept.unsqueeze(0))(0, q, k, v, start)
+        attend = SparseAttention(kept.unsqueeze(0))
+        self._read.append(attend.tokens_read(start))
+        return attend(0, q, k, v, start)
 
     def tokens_read(self, lengths: Tensor) -> Tensor:
         """[batch] fp32, mean over layers and KV heads, of which each reads what any of its query heads does.
