@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dustin_profile import plots
+from dustin_profile.method_styles import style
 from dustin_profile.progress import progress
 from dustin_profile.provenance import device_kind, versions
 from dustin_profile.report import table
@@ -224,16 +225,15 @@ def draw(path: Path, result: Mapping[str, Any]) -> None:
     figure = plots.blank(10.0, 4.2)
     left, right = figure.subplots(1, 2, sharey=True)
     contexts = [row["context"] for row in result["rows"]]
-    for index, name in enumerate(result["rows"][0]["estimators"]):
+    for name in result["rows"][0]["estimators"]:
         found = [row["estimators"][name] for row in result["rows"]]
-        style: dict[str, Any] = {"color": plots.ACCENT, "lw": 2.2} if name == "dustin" else {"color": f"C{index}"}
         share = [one["of_full"] for one in found]
         medians = [
             (one["ms"] - one["min_ms"]) / row["full"]["min_ms"] for one, row in zip(found, result["rows"], strict=True)
         ]
         reach = [[0.0] * len(found), medians]
-        left.errorbar(contexts, share, yerr=reach, marker="o", ms=3.5, capsize=2, label=name, **style)
-        right.plot(contexts, [one["of_full_bytes"] for one in found], marker="o", ms=3.5, **style)
+        left.errorbar(contexts, share, yerr=reach, capsize=2, label=name, **style(name).line)
+        right.plot(contexts, [one["of_full_bytes"] for one in found], **style(name).line)
     for axes, what in ((left, "time"), (right, "bytes")):
         axes.axhline(1, color=plots.INK, lw=0.9, ls="--", label="full attention" if axes is left else None)
         axes.set(xscale="log", xlabel="context, tokens", title=f"{what} of estimation / of full attention")
