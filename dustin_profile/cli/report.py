@@ -9,10 +9,6 @@ from typing import Annotated
 import typer
 
 from dustin_profile.cli.options import Json, Quiet
-from dustin_runtime.errors import UsageError
-
-GENERATOR = '<meta name="generator" content="dustin'
-"""In the head of every report."""
 
 
 def report(
@@ -41,7 +37,7 @@ def report(
 ) -> None:
     """Write a self-contained HTML report, a Markdown table and a picture for a pull request, and all figures."""
     from dustin_profile import progress
-    from dustin_profile.reporting.report import compose, write
+    from dustin_profile.reporting.report import compose, require_own, write
     from dustin_profile.reporting.sources import gather
     from dustin_runtime.files import require_writable
 
@@ -49,7 +45,7 @@ def report(
     evidence = gather(runs)
     page = _page(output, runs[0])
     require_writable(page, "--output")
-    _keep_others(page)
+    require_own(page)
     made = compose(evidence, title)
     written = write(made, page, figures=figures)
     if as_json:
@@ -72,18 +68,3 @@ def _page(output: Path | None, first: Path) -> Path:
     if output is None:
         return (first if first.is_dir() else Path()) / "report.html"
     return output if output.suffix.lower() in (".html", ".htm") else output / "report.html"
-
-
-def _keep_others(page: Path) -> None:
-    """Refuse to replace files that no report wrote: beside a page there are its Markdown and its picture."""
-    from dustin_profile.reporting.markdown import MARK
-
-    own = False
-    for path, mark in ((page, GENERATOR), (page.with_suffix(".md"), MARK)):
-        if path.exists():
-            with path.open(encoding="utf-8", errors="replace") as file:
-                if mark not in file.read(5000):
-                    raise UsageError(f"--output {page}: {path} exists and is no report; give another name")
-            own = True
-    if not own and page.with_suffix(".png").exists():
-        raise UsageError(f"--output {page}: {page.with_suffix('.png')} exists and is no report's; give another name")

@@ -10,6 +10,8 @@ from dustin_profile.reporting.blocks import Group
 if TYPE_CHECKING:
     from dustin_profile.reporting.report import Report
 
+GENERATOR = "dustin-profile report"
+"""What the head of every page says that made it."""
 _HERE = Path(__file__).parent
 
 
@@ -34,6 +36,7 @@ def html(report: Report) -> str:
         style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
         # Made by matplotlib, which escapes the texts in it.
         inline={name: Markup(drawn.inline) for name, drawn in report.drawn.items()},
+        generator=GENERATOR,
         version=dustin_runtime.__version__,
     )
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"

@@ -15,6 +15,7 @@ from dustin_profile.reporting.sections.headline import headline_figures
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pairs
 from dustin_profile.reporting.wording import listed
+from dustin_runtime.errors import UsageError
 from dustin_runtime.files import atomic_path, write_text
 
 
@@ -80,6 +81,26 @@ def _headline(evidence: Evidence) -> Drawn | None:
     )
 
 
+def require_own(page: Path) -> None:
+    """Refuse to replace what no report wrote: the page, or its Markdown and picture beside it.
+
+    Raises:
+        UsageError: naming the file.
+    """
+    from dustin_profile.reporting.markdown import MARK
+    from dustin_profile.reporting.page import GENERATOR
+
+    own = False
+    for path, mark in ((page, f'content="{GENERATOR}'), (page.with_suffix(".md"), MARK)):
+        if path.exists():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                if mark not in file.read(5000):
+                    raise UsageError(f"--output {page}: {path} exists and is no report; give another name")
+            own = True
+    if not own and page.with_suffix(".png").exists():
+        raise UsageError(f"--output {page}: {page.with_suffix('.png')} exists and is no report's; give another name")
+
+
 def write(report: Report, page: Path, *, figures: bool = True) -> list[Path]:
     """Write the page, `.md` and `.png` beside it, and all pictures in a folder beside it.
 
@@ -111,7 +132,7 @@ def write(report: Report, page: Path, *, figures: bool = True) -> list[Path]:
     if report.headline:
         pictures[picture] = report.headline.png
     whole = html(report)
-    # It says that a report was being written here, should this be broken off: see `cli.report`.
+    # It says that a report was being written here, should this be broken off: see `require_own`.
     write_text(words, markdown(report, picture.name if report.headline else None))
     for path, content in pictures.items():
         with atomic_path(path) as temporary:
