@@ -21,6 +21,7 @@ from dustin_runtime.errors import ConflictError, InterruptedRunError, NothingMea
 from dustin_runtime.files import clear_temporaries, digest
 from dustin_runtime.models.shape import check_context
 from dustin_runtime.policies import POLICIES, draft_window, make_policy
+from dustin_runtime.prompt_store import PromptStore
 from dustin_runtime.step import Stepper
 from dustin_runtime.streaming_text import TextStream
 
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
     from dustin_runtime.loading import Pair
     from dustin_runtime.models.decoder import Decoder
 
-VERSION = 1
+VERSION = 2
 """Raised when the same inputs would give other rows."""
+PROMPT_QUERIES = max(policy.prompt_queries for policy in POLICIES.values())
+"""Whatever is compared: see `PromptStore`."""
+CPU_PROMPT_BYTES = 2**30
+"""Nothing says how much of a CPU's memory a process may have."""
 CHUNK_TOKENS = 4_000_000
 """Prompt tokens that one call of the engine gets: as Python's lists they take about 160 MB."""
 
@@ -133,9 +138,11 @@ class Run:
         if total:
             models = self._load()
             with progress(f"eval {self.task.name}", total) as advance:
-                for cell in self.cells:
-                    if waiting[cell]:
-                        self._measure(cell, waiting[cell], files[cell], models, hashes, advance)
+                shared = sum(map(bool, waiting.values())) > 1
+                for group, store in self._groups(items) if shared else [(items, None)]:
+                    for cell in self.cells:
+                        if todo := [item for item in group if item.id not in files[cell].rows]:
+                            self._measure(cell, todo, files[cell], models, store, hashes, advance)
         complete = self._others(hashes) | files
         self.rows = {
             cell: [complete[cell].rows[item.id] for item in items]
@@ -169,6 +176,30 @@ class Run:
                 check_context(shape, len(item.prompt) + item.new_tokens, f"item {item.id} with its output")
         return items
 
+    def _groups(self, items: Sequence[Item]) -> Iterator[tuple[list[Item], PromptStore | None]]:
+        """Items that are done by all cells before the next ones, so that each prompt is processed once.
+
+        As many as fit in memory; all of them, each cell processing its own prompts, where a batch does not fit.
+        """
+        shapes = [self.pair.target_shape, self.pair.draft_shape]
+        mass = any(POLICIES[cell.method].prompt_mass for cell in self.cells)
+        store = PromptStore(PROMPT_QUERIES, mass)
+        sizes = [store.bytes_of(shapes, len(item.prompt), self.dtype.itemsize) for item in items]
+        batch = self.batch * max(sizes)
+        room = _room(self.device, batch)
+        if batch > room:
+            yield list(items), None
+            return
+        group: list[Item] = []
+        taken = 0
+        for item, size in zip(items, sizes, strict=True):
+            if taken + size > room:
+                yield group, store
+                group, taken, store = [], 0, PromptStore(PROMPT_QUERIES, mass)
+            group.append(item)
+            taken += size
+        yield group, store
+
     def _load(self) -> tuple[Decoder, Decoder | None]:
         say(f"loading target {self.pair.target_id}")
         target = self.pair.load_target(self.dtype, self.device)
@@ -183,6 +214,7 @@ class Run:
         items: Sequence[Item],
         file: RowFile,
         models: tuple[Decoder, Decoder | None],
+        store: PromptStore | None,
         hashes: dict[str, str],
         advance: Callable[[float], None],
     ) -> None:
@@ -197,7 +229,7 @@ class Run:
             self.pair.shared_vocab,
             draft_budget=draft_window(policy, None, served) if policy.drafts else None,
         )
-        engine = Engine(stepper, self.pair.stop_ids(), rows=self.batch)
+        engine = Engine(stepper, self.pair.stop_ids(), rows=self.batch, prompts=store)
         for chunk in chunks(items):
             texts = _Texts(self.pair, chunk)
 
@@ -262,6 +294,15 @@ def end_of(text: str, stop: Sequence[str]) -> int | None:
     """Where the first stop string stands behind the line breaks that a text begins with; None if there is none."""
     begin = len(text) - len(text.lstrip("\n"))
     return min((place for word in stop if (place := text.find(word, begin)) >= 0), default=None)
+
+
+def _room(device: str, batch: int) -> int:
+    """Bytes for prompts: half of what a batch in the engine, its bytes given, leaves of a GPU."""
+    if not device.startswith("cuda"):
+        return CPU_PROMPT_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(0, free + unused - 2 * batch) // 2
 
 
 def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:

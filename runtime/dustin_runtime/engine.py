@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 from dustin_runtime import acceptance
-from dustin_runtime.attention.dense import dense_attention
-from dustin_runtime.attention.tap import MassTap, QueryTap
 from dustin_runtime.diagnosis import where_it_breaks
 from dustin_runtime.errors import NothingMeasuredError, UsageError
 from dustin_runtime.graph import StepGraph
 from dustin_runtime.kernels import usable
 from dustin_runtime.models.shape import ModelShape, check_context
 from dustin_runtime.policies.base import Prompted
-from dustin_runtime.prefill import chunk_for, prefill
+from dustin_runtime.prompt_store import PromptStore, process
 from dustin_runtime.statistics import Statistics
 from dustin_runtime.step import State, Stepper, StepResult
 
@@ -75,6 +73,7 @@ class Engine:
         stop_ids: ids that end a sequence.
         rows: sequences that are stepped together; all prompts of a call if not given.
         graph: whether a step is one CUDA graph; by default wherever kernels serve the model.
+        prompts: where prompts are processed, or were for another engine of the same models; None processes them here.
     """
 
     def __init__(
@@ -84,10 +83,12 @@ class Engine:
         *,
         rows: int | None = None,
         graph: bool | None = None,
+        prompts: PromptStore | None = None,
     ) -> None:
         self.stepper = stepper
         self.stop_ids = stop_ids
         self.rows = rows
+        self.prompts = prompts
         models = [model for model in (stepper.target, stepper.draft) if model]
         served = all(usable(model.weights.norm, heads_of=model.shape.head_size) for model in models)
         self.graph = served if graph is None else graph
@@ -269,21 +270,21 @@ class _Run:
 
     def admit(self, state: State, row: int, index: int) -> int:
         """Prefill a prompt into a row; returns its first token."""
-        stepper, prompt = self.stepper, self.sequences[index].prompt
+        stepper, prompt, policy = self.stepper, self.sequences[index].prompt, self.stepper.policy
+        target, store, last = stepper.target, self.engine.prompts, policy.prompt_queries
         draw = self.draws[index] if self.draws else Draw()
         heads = stepper.history_heads
-        chunk, tail = chunk_for(stepper.target.device), stepper.policy.prompt_queries
-        observed = range(stepper.target.shape.layers) if tail else heads.layers if heads else ()
-        mass = MassTap(dense_attention) if stepper.policy.prompt_mass else None
-        tap = QueryTap(mass or dense_attention, observed, last=max(tail, 1))
-        target_row = state.target_cache.row(row)
-        hidden = prefill(stepper.target, target_row, prompt, attend=tap, chunk=chunk, tail=tail)
-        logits = stepper.target.logits(hidden)
+        row_cache = state.target_cache.row(row)
+        if store:
+            prompted, hidden = store.target(target, prompt).copied(row_cache, last)
+        else:
+            observed = range(target.shape.layers) if last else heads.layers if heads else ()
+            prompted, hidden = process(target, row_cache, prompt, layers=observed, last=last, mass=policy.prompt_mass)
+        logits = target.logits(hidden)
         self._require_finite(logits, index, "target")
         drafted = self._admit_to_draft(state, row, index) if stepper.draft else None
         if state.memory:
-            received = mass.received if mass else {}
-            state.memory.admit(row, Prompted(len(prompt), target_row, tap.queries, received), drafted)
+            state.memory.admit(row, prompted, drafted)
         if state.draft_lists and drafted:
             state.draft_lists.take(row, drafted)
         state.sampling.write(row, draw.temperature, draw.top_p, draw.seed)
@@ -292,7 +293,7 @@ class _Run:
         state.recent[row, 0] = prompt[-1]
         state.recent[row, 1] = first
         if heads and state.history_query is not None:
-            state.history_query[row] = heads.gather_last([tap.queries])[0]
+            state.history_query[row] = heads.gather_last([prompted.queries])[0]
         state.active[row] = True
         if not self.engine.graph:  # the plain attention is shown no more of the cache than it needs
             state.extent = max(self._longest(), len(prompt))
@@ -300,16 +301,18 @@ class _Run:
 
     def _admit_to_draft(self, state: State, row: int, index: int) -> Prompted:
         """The same for the draft."""
-        draft, prompt, tail = self.stepper.draft, self.sequences[index].prompt, self.stepper.policy.prompt_queries
+        draft, prompt, last = self.stepper.draft, self.sequences[index].prompt, self.stepper.policy.prompt_queries
         assert draft is not None and state.draft_cache is not None
-        kept = state.draft_cache.row(row)
-        whole = state.draft_prefill or kept
-        tap = QueryTap(dense_attention, range(draft.shape.layers) if tail else (), last=max(tail, 1))
-        hidden = prefill(draft, whole, prompt, attend=tap, chunk=chunk_for(draft.device), tail=tail)
-        if state.draft_prefill:
-            kept.take(state.draft_prefill, len(prompt))
+        kept, whole, store = state.draft_cache.row(row), state.draft_prefill, self.engine.prompts
+        if store:
+            prompted, hidden = store.draft(draft, prompt).copied(whole or kept, last)
+        else:
+            layers = range(draft.shape.layers) if last else ()
+            prompted, hidden = process(draft, whole or kept, prompt, layers=layers, last=last)
+        if whole:
+            kept.take(whole, len(prompt))
         self._require_finite(hidden, index, "draft")
-        return Prompted(len(prompt), whole, tap.queries)
+        return prompted
 
     def _first(self, state: State, row: int, logits: Tensor, position: int) -> int:
         if not self.stepper.sampled:

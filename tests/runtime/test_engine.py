@@ -8,12 +8,13 @@ import torch
 from dustin_runtime.acceptance import rate_for
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.engine import Draw, Engine
+from dustin_runtime.engine import Draw, Engine, Generation
 from dustin_runtime.errors import CapacityError, NothingMeasuredError, UsageError
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.policies import POLICIES, make_policy
+from dustin_runtime.prompt_store import PromptStore
 from dustin_runtime.selection import select
 from dustin_runtime.step import Stepper
 
@@ -319,3 +320,20 @@ def test_an_engine_serves_on_after_an_error(target: Decoder) -> None:
         again, _ = engine.generate(prompts[:2], 20)
         assert [g.tokens for g in again] == [g.tokens for g in full[:2]]
     assert not engine._state.active.any()
+
+
+@pytest.mark.parametrize("method", list(POLICIES))
+@pytest.mark.parametrize("draft_budget", [None, 24])
+def test_prompts_that_another_engine_has_processed_give_the_same(
+    target: Decoder, method: str, draft_budget: int | None
+) -> None:
+    policy = make_policy(method, selection(budget=16, m=5))
+    store = PromptStore(max(policy.prompt_queries for policy in POLICIES.values()), mass=True)
+    prompts = [list(range(39)) * 4, [3, 3, 8] * 20, [7]]
+
+    def run(shared: PromptStore | None) -> list[Generation]:
+        budget = draft_budget or (12 if policy.partial_draft else None)
+        stepper = Stepper(target, target.first_layers(3), policy, policy.selection, 3, 37, draft_budget=budget)
+        return Engine(stepper, rows=2, prompts=shared).generate(prompts, 12)[0]
+
+    assert run(store) == run(store) == run(None)

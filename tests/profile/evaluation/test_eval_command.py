@@ -16,12 +16,15 @@ import pytest
 from commands import Outcome, dustin_profile
 from tiny_pair import TinyPair
 
+from dustin_profile.evaluation import runner
 from dustin_profile.evaluation.rows import RowFile
 from dustin_profile.evaluation.runner import Cell, chunks, end_of
 from dustin_profile.evaluation.tasks import Item
 from dustin_profile.texts import topics
+from dustin_runtime import engine, prompt_store
 from dustin_runtime.config import LayerHeads, Selection, changed
 from dustin_runtime.files import read_json
+from dustin_runtime.prompt_store import Processed, process
 
 USAGE, CONFLICT, CAPACITY, MISSING, INTERRUPTED = 2, 4, 5, 6, 130
 LAYER_1 = LayerHeads(layer=1, heads=(1, 2))
@@ -66,6 +69,35 @@ def rows_of(run: Path, cell: str) -> list[dict[str, Any]]:
     """All but the speed, which no two runs share."""
     lines = (run / "longbench" / "rows" / f"{cell}.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_s"} for line in lines]
+
+
+@pytest.mark.parametrize(("room", "times"), [(1 << 30, 1), (1 << 20, 1), (1 << 10, 3)])
+def test_a_prompt_is_processed_once_for_all_methods(
+    tiny_pair: TinyPair,
+    config: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    room: int,
+    times: int,
+) -> None:
+    """If it fits in memory, be it alone or with the others; and results are the same."""
+    passes = []
+
+    def count(*arguments: Any, **options: Any) -> Processed:
+        passes.append(arguments)
+        return process(*arguments, **options)
+
+    for module in (engine, prompt_store):
+        monkeypatch.setattr(module, "process", count)
+    monkeypatch.setattr(runner, "CPU_PROMPT_BYTES", room)
+    assert evaluate(tiny_pair, config, data, tmp_path, *methods("sd", "dustin", "h2o")).code == 0
+    assert len(passes) == 4 * 2 * times
+    alone = tmp_path / "alone"
+    for method in ("sd", "dustin", "h2o"):
+        assert evaluate(tiny_pair, config, data, alone, *methods(method)).code == 0
+    for cell in ("sd", "dustin-k64", "h2o-k64"):
+        assert rows_of(alone, cell) == rows_of(tmp_path, cell)
 
 
 def test_every_method_is_scored_on_the_same_items(
@@ -123,6 +155,7 @@ def test_rows_do_not_depend_on_the_batch(tiny_pair: TinyPair, config: Path, data
 KILLED = """
 import os, signal, sys
 from dustin_profile.cli.app import main
+from dustin_profile.evaluation import runner
 from dustin_profile.evaluation.rows import RowFile
 
 append, after = RowFile.append, int(sys.argv.pop(1))
