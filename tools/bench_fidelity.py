@@ -1,4 +1,4 @@
-"""Seconds and memory that `dustin-profile eval fidelity` takes for a document, every policy at every budget, by context.
+"""Seconds and memory of a document in `dustin-profile eval fidelity`, every policy at every budget, by context.
 
 python tools/bench_fidelity.py CONFIG --target T --draft D --data BOOKS --context 4096 --context 16384
 """
@@ -45,7 +45,7 @@ def main() -> None:
     wanted = cells(None, arguments.budget or [512, 256, 128], served)
     lengths = arguments.context or [4096, 8192, 16384]
     loaded = None
-    print(f"{len(wanted)} policies and budgets, {arguments.tokens} tokens of text, {served.depth + 1} verified at a time")
+    print(f"{len(wanted)} policies and budgets, {arguments.tokens} tokens of text, {served.depth + 1} at a time")
     print("context  seconds  ms per policy  peak MB  beyond the loaded models MB")
     for context in [lengths[0], *lengths]:  # the first compiles kernels
         texts = open_texts(served, models, arguments.data, context, 1, arguments.tokens)
