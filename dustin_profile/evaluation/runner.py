@@ -75,6 +75,21 @@ def make_cells(methods: Sequence[str], budgets: Sequence[int], served: DustinCon
     return list(dict.fromkeys(cells))
 
 
+def stepper_of(
+    cell: Cell, served: DustinConfig, target: Decoder, draft: Decoder | None, vocab: int, *, sampled: bool = False
+) -> Stepper:
+    """What steps with a cell's method and budget, as the configuration serves it.
+
+    Args:
+        vocab: ids below it are shared by both models.
+        sampled: whether rows may have a temperature.
+    """
+    served = served.model_copy(update={"selection": changed(served.selection, cell.budget, None)})
+    policy = make_policy(cell.method, served.selection)
+    window = draft_window(policy, None, served) if policy.drafts else None
+    return Stepper(target, draft, policy, policy.selection, served.depth, vocab, draft_budget=window, sampled=sampled)
+
+
 @dataclass
 class Run:
     """Items, and their rows in a folder.
@@ -187,16 +202,7 @@ class Run:
         advance: Callable[[float], None],
     ) -> None:
         """One cell. Its engine's buffers are freed when this returns, before the next one's are reserved."""
-        served = self.served.model_copy(update={"selection": changed(self.served.selection, cell.budget, None)})
-        policy = make_policy(cell.method, served.selection)
-        stepper = Stepper(
-            *models,
-            policy,
-            policy.selection,
-            served.depth,
-            self.pair.shared_vocab,
-            draft_budget=draft_window(policy, None, served) if policy.drafts else None,
-        )
+        stepper = stepper_of(cell, self.served, *models, self.pair.shared_vocab)
         engine = Engine(stepper, self.pair.stop_ids(), rows=self.batch)
         for chunk in chunks(items):
             texts = _Texts(self.pair, chunk)
