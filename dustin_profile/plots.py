@@ -62,16 +62,18 @@ def split_curve(path: Path, curve: Sequence[float], m: int, flat: tuple[int, int
     save(figure, path)
 
 
-def drift_curves(path: Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], ylabel: str) -> None:
-    """Lines by name: (tokens generated, value)."""
-    figure = blank(7.0, 3.4)
-    axes = figure.add_subplot()
-    for name, (x, y) in curves.items():
-        axes.plot(x, y, label=name, **style(name).line)
-    axes.set(xlabel="tokens generated", ylabel=ylabel)
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+def drift_curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> None:
+    """Panels by title, of lines by method: (tokens generated, KL). Drawn as `method_styles` says."""
+    figure = blank(2.6 + 4.4 * len(panels), 3.6)
+    legend = {}
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for name, points in curves.items():
+            (legend[name],) = axes.plot(*zip(*points, strict=True), label=name, **style(name).line)
+        axes.set(xlabel="tokens generated", ylabel="KL(full || method), nats", title=title)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, lw=0.6)
+    figure.legend(legend.values(), legend.keys(), loc="outside right center", fontsize=8, frameon=False)
     save(figure, path)
 
 

@@ -25,9 +25,19 @@ Tokens = Annotated[int, typer.Option(min=2, help="Tokens of text behind every pr
 
 
 def open_texts(
-    served: DustinConfig, models: ModelSettings, data: str, context: int, documents: int, tokens: int
+    served: DustinConfig,
+    models: ModelSettings,
+    data: str,
+    context: int,
+    documents: int,
+    tokens: int,
+    *,
+    generated: bool = False,
 ) -> GivenTexts:
     """Find models and documents; weights are loaded when first needed.
+
+    Args:
+        generated: whether the tokens are to be generated behind a prompt of `context`, rather than its last ones.
 
     Raises: as `check.open_models` and `traces.stage.calibration`.
     """
@@ -40,8 +50,9 @@ def open_texts(
     from dustin_runtime.loading import pick_device, pick_dtype
 
     pair = open_models(served, models)
-    settings = DataSettings(data=data, context=context, documents=documents, continuation=0)
-    prompts = calibration(pair, settings, models.offline, "--context, prompt and --tokens")
+    beyond, asked_by = (tokens, "--context with --tokens") if generated else (0, "--context, prompt and --tokens")
+    settings = DataSettings(data=data, context=context, documents=documents, continuation=beyond)
+    prompts = calibration(pair, settings, models.offline, asked_by)
     device = pick_device(models.device)
     dtype = pick_dtype(models.dtype, device)
 

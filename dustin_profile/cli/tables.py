@@ -59,18 +59,6 @@ def plain_table(title: str, header: list[str], rows: list[list[str]]) -> None:
     _print(table)
 
 
-def drift_table(results: dict[str, Any]) -> None:
-    """KL and agreement by tokens generated, a column pair per method."""
-    table = Table("tokens", box=None, header_style="bold")
-    for name in results:
-        table.add_column(f"{name}: KL", justify="right")
-        table.add_column("agreement", justify="right")
-    for rows in zip(*(entry["by_tokens"] for entry in results.values()), strict=True):
-        cells = [cell for row in rows for cell in (f"{row['kl']:.5f}", f"{row['agreement']:.3f}")]
-        table.add_row(str(rows[0]["tokens"]), *cells)
-    _print(table)
-
-
 def eval_table(results: dict[str, Any]) -> None:
     """Scores per group of items and of all, a row per method and budget, with the difference from full verification."""
     models = " with ".join(results["pair"][side]["id"] for side in ("target", "draft"))

@@ -16,6 +16,7 @@ import numpy as np
 from dustin_profile import plots
 from dustin_profile.evaluation.fidelity_stage import FULL
 from dustin_profile.evaluation.given_texts import GivenTexts, split
+from dustin_profile.evaluation.repetition import LENGTH, distinct
 from dustin_profile.evaluation.rows import RowFile
 from dustin_profile.evaluation.runner import Cell
 from dustin_profile.evaluation.summary import REFERENCE
@@ -25,8 +26,6 @@ from dustin_profile.report import table, with_interval
 from dustin_profile.statistics import interval
 from dustin_runtime.files import write_text
 
-WORDS = 4
-"""Length of the word sequences that repetition is judged by."""
 HEADER = [
     *("method", "k", "perplexity", "KL, nats (95 %)", "prefix tokens read", "τ (95 %)", "tokens/s (95 %)"),
     *(f"over {REFERENCE} (95 %)", "distinct"),
@@ -52,14 +51,7 @@ class BookContinuation:
 
     def score(self, item: Item, text: str) -> dict[str, float]:
         """Distinct sequences of four words over all of the text's: low where it repeats itself."""
-        return {"distinct": distinct(text)}
-
-
-def distinct(text: str) -> float:
-    """Distinct sequences of `WORDS` words over all; 1 for a text too short to have two."""
-    words = text.split()
-    found = [tuple(words[at : at + WORDS]) for at in range(len(words) - WORDS + 1)]
-    return len(set(found)) / len(found) if found else 1.0
+        return {"distinct": distinct(text.split())}
 
 
 def add_perplexity(results: dict[str, Any], fidelity: Mapping[str, Any], rows: Path) -> None:
@@ -148,7 +140,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         "Perplexity and KL: of the book's own next tokens under the method's verification, as if every draft were",
         "right; what verifies in full shares one. tokens/s: what one reader sees, from the first token on. distinct:",
-        f"distinct sequences of {WORDS} words in the generated text over all of them: a text that repeats itself is",
+        f"distinct sequences of {LENGTH} words in the generated text over all of them: a text that repeats itself is",
         "easy to draft, so a high τ with a low share is no merit. τ and tokens/s are means over documents, each of",
         "which counts the same (`tau` of results.json: over all steps); brackets are over documents.",
         "",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from dustin_profile.evaluation.rows import RowFile
+from dustin_profile.evaluation.shared_prompts import groups
 from dustin_profile.evaluation.tasks import Item, Task
 from dustin_profile.progress import progress, say
 from dustin_profile.provenance import device_kind
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 VERSION = 2
 """Raised when the same inputs would give other rows."""
-PROMPT_QUERIES = max(policy.prompt_queries for policy in POLICIES.values())
-"""Whatever is compared: see `PromptStore`."""
-CPU_PROMPT_BYTES = 2**30
-"""Nothing says how much of a CPU's memory a process may have."""
 CHUNK_TOKENS = 4_000_000
 """Prompt tokens that one call of the engine gets: as Python's lists they take about 160 MB."""
 
@@ -78,6 +75,21 @@ def make_cells(methods: Sequence[str], budgets: Sequence[int], served: DustinCon
                 changed(served.selection, budget, None)
             cells.append(Cell(method, budget))
     return list(dict.fromkeys(cells))
+
+
+def stepper_of(
+    cell: Cell, served: DustinConfig, target: Decoder, draft: Decoder | None, vocab: int, *, sampled: bool = False
+) -> Stepper:
+    """What steps with a cell's method and budget, as the configuration serves it.
+
+    Args:
+        vocab: ids below it are shared by both models.
+        sampled: whether rows may have a temperature.
+    """
+    served = served.model_copy(update={"selection": changed(served.selection, cell.budget, None)})
+    policy = make_policy(cell.method, served.selection)
+    window = draft_window(policy, None, served) if policy.drafts else None
+    return Stepper(target, draft, policy, policy.selection, served.depth, vocab, draft_budget=window, sampled=sampled)
 
 
 @dataclass
@@ -138,8 +150,7 @@ class Run:
         if total:
             models = self._load()
             with progress(f"eval {self.task.name}", total) as advance:
-                shared = sum(map(bool, waiting.values())) > 1
-                for group, store in self._groups(items) if shared else [(items, None)]:
+                for group, store in self._groups([cell for cell in self.cells if waiting[cell]], items):
                     for cell in self.cells:
                         if todo := [item for item in group if item.id not in files[cell].rows]:
                             self._measure(cell, todo, files[cell], models, store, hashes, advance)
@@ -176,29 +187,20 @@ class Run:
                 check_context(shape, len(item.prompt) + item.new_tokens, f"item {item.id} with its output")
         return items
 
-    def _groups(self, items: Sequence[Item]) -> Iterator[tuple[list[Item], PromptStore | None]]:
-        """Items that are done by all cells before the next ones, so that each prompt is processed once.
-
-        As many as fit in memory; all of them, each cell processing its own prompts, where a batch does not fit.
-        """
-        shapes = [self.pair.target_shape, self.pair.draft_shape]
-        mass = any(POLICIES[cell.method].prompt_mass for cell in self.cells)
-        store = PromptStore(PROMPT_QUERIES, mass)
-        sizes = [store.bytes_of(shapes, len(item.prompt), self.dtype.itemsize) for item in items]
-        batch = self.batch * max(sizes)
-        room = _room(self.device, batch)
-        if batch > room:
-            yield list(items), None
-            return
-        group: list[Item] = []
-        taken = 0
-        for item, size in zip(items, sizes, strict=True):
-            if taken + size > room:
-                yield group, store
-                group, taken, store = [], 0, PromptStore(PROMPT_QUERIES, mass)
-            group.append(item)
-            taken += size
-        yield group, store
+    def _groups(
+        self, cells: Sequence[Cell], items: Sequence[Item]
+    ) -> Iterable[tuple[Sequence[Item], PromptStore | None]]:
+        if len(cells) == 1:
+            return [(items, None)]
+        return groups(
+            items,
+            [len(item.prompt) for item in items],
+            self.pair,
+            [cell.method for cell in cells],
+            dtype=self.dtype,
+            device=self.device,
+            batch=self.batch,
+        )
 
     def _load(self) -> tuple[Decoder, Decoder | None]:
         say(f"loading target {self.pair.target_id}")
@@ -219,16 +221,7 @@ class Run:
         advance: Callable[[float], None],
     ) -> None:
         """One cell. Its engine's buffers are freed when this returns, before the next one's are reserved."""
-        served = self.served.model_copy(update={"selection": changed(self.served.selection, cell.budget, None)})
-        policy = make_policy(cell.method, served.selection)
-        stepper = Stepper(
-            *models,
-            policy,
-            policy.selection,
-            served.depth,
-            self.pair.shared_vocab,
-            draft_budget=draft_window(policy, None, served) if policy.drafts else None,
-        )
+        stepper = stepper_of(cell, self.served, *models, self.pair.shared_vocab)
         engine = Engine(stepper, self.pair.stop_ids(), rows=self.batch, prompts=store)
         for chunk in chunks(items):
             texts = _Texts(self.pair, chunk)
@@ -294,15 +287,6 @@ def end_of(text: str, stop: Sequence[str]) -> int | None:
     """Where the first stop string stands behind the line breaks that a text begins with; None if there is none."""
     begin = len(text) - len(text.lstrip("\n"))
     return min((place for word in stop if (place := text.find(word, begin)) >= 0), default=None)
-
-
-def _room(device: str, batch: int) -> int:
-    """Bytes for prompts: half of what a batch in the engine, its bytes given, leaves of a GPU."""
-    if not device.startswith("cuda"):
-        return CPU_PROMPT_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return max(0, free + unused - 2 * batch) // 2
 
 
 def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:

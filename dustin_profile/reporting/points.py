@@ -120,7 +120,8 @@ def _drifts(evidence: Evidence) -> dict[Key, tuple[float, int]]:
     """With the tokens of its prompts."""
     found: dict[Key, tuple[float, int]] = {}
     for source in evidence.of(Drift):
-        pair, chosen = pair_of(source.data), source.data.selection
-        if pair and chosen and OWN in source.data.methods:
-            found.setdefault((pair, chosen.budget), (source.data.methods[OWN].mean_kl, source.data.context))
+        pair = pair_of(source.data)
+        for cell in source.data.summary.values():
+            if pair and cell.method == OWN and cell.budget is not None:
+                found.setdefault((pair, cell.budget), (cell.kl.mean, source.data.inputs.context))
     return found

@@ -72,8 +72,8 @@ def gather(paths: Sequence[Path]) -> Evidence:
         found = list(_folder(path) if path.is_dir() else _file(path, path.name, path.name, is_run=False))
         if not found:
             raise MissingError(
-                f"{path}: holds no results; give the run directory of dustin-profile search or eval, or the JSON files"
-                " that drift and dustin-run bench write"
+                f"{path}: holds no results; give the run directory of dustin-profile search, eval or drift, or the JSON"
+                " files that dustin-run bench writes"
             )
         for file, source in found:
             if file.resolve() not in seen:
@@ -197,9 +197,9 @@ def _require_one_run(folder: Path, found: Sequence[tuple[Path, Source[Any]]]) ->
 
 def _rests_on(data: Any) -> Selection | None:
     """The selection that a document was made with."""
-    if isinstance(data, SearchResults | Drift | Recovery):
+    if isinstance(data, SearchResults | Recovery):
         return data.selection
-    return data.inputs.selection if isinstance(data, Evaluation | Fidelity | Subsets | Overhead) else None
+    return data.inputs.selection if isinstance(data, Evaluation | Fidelity | Subsets | Drift | Overhead) else None
 
 
 def _ids(pair: Pair | PairIdentity) -> dict[str, Any]:

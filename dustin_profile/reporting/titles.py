@@ -19,13 +19,15 @@ from dustin_runtime.pairs import find_pair
 
 def pair_of(data: Any) -> str | None:
     """The pair that a document is about, if it says."""
+    if isinstance(data, Drift) and data.inputs.models:
+        return pair(data.inputs.models.target.id, data.inputs.models.draft.id)
     if isinstance(data, Fidelity | Evaluation | Subsets):
         return pair(data.inputs.models.target.id, data.inputs.models.draft.id)
     if isinstance(data, Bench):
         return _benched(data)
     if isinstance(data, Overhead):
         data = data.inputs
-    if isinstance(data, SearchResults | Drift | DustinConfig | Recovery | OverheadInputs) and data.pair:
+    if isinstance(data, SearchResults | DustinConfig | Recovery | OverheadInputs) and data.pair:
         return pair(data.pair.target.id, data.pair.draft.id)
     return None
 

@@ -36,7 +36,7 @@ def acceptance(
         part = [prompt.ids for prompt in prompts[begin : begin + rows]]
         counts: list[Tensor] = []
 
-        def keep(result: StepResult, emitted: list[int], counts: list[Tensor] = counts) -> None:
+        def keep(result: StepResult, whose: object, counts: list[Tensor] = counts) -> None:
             counts.append(result.count.clone())
 
         _, figures = engine.generate(part, new_tokens, on_step=keep)

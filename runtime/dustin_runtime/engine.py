@@ -26,7 +26,7 @@ from dustin_runtime.statistics import Statistics
 from dustin_runtime.step import State, Stepper, StepResult
 
 OnTokens = Callable[[int, list[int]], bool]
-OnStep = Callable[[StepResult, list[int]], None]
+OnStep = Callable[[StepResult, Sequence[tuple[int, int] | None]], None]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class Engine:
         Args:
             prompts: token ids, each at least one.
             on_tokens: called with (prompt's index, new tokens); returning True ends it (a stop string was seen).
-            on_step: called with every step's result and the prompts' numbers of emitted tokens before it.
+            on_step: called with every step's result and, by row, whose it is: the prompt's index and how many of its
+                tokens had been emitted before; None for an idle row. Each step is then read before the next begins.
             draws: how each prompt's tokens are drawn; greedily if not given.
             on_end: called with a prompt's index and what became of it once its last tokens have been handed to
                 `on_tokens`.
@@ -335,7 +336,8 @@ class _Run:
         if ticket.arrived:
             ticket.arrived.synchronize()
         if self.on_step:
-            self.on_step(ticket.result, [len(sequence.tokens) for sequence in self.sequences])
+            whose = [None if index is None else (index, len(self.sequences[index].tokens)) for index in self.occupants]
+            self.on_step(ticket.result, whose)
         for row, (index, values) in enumerate(zip(ticket.occupants, ticket.packed.tolist(), strict=True)):
             if index is None or self.occupants[row] != index:
                 continue  # it had ended when this step began

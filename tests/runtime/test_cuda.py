@@ -188,8 +188,12 @@ def test_whole_commands(tiny_pair: TinyPair, tmp_path: Path, dtype: str) -> None
     assert checked.code == 0, checked.err
     served = ["generate", "Some text.", "--config", tmp_path, *models, "--max-new-tokens", 20, "--compare", "vanilla"]
     assert dustin_run(*served, "--json").code == 0
-    drift = dustin_profile("drift", tmp_path, *models, "--context", 64, "--documents", 1, "--tokens", 8, "--json")
-    assert drift.code == 0, drift.err
+    texts = ("--context", 64, "--documents", 3, "--tokens", 8, "--batch", 2, "--method", "sd", "--method", "dustin")
+    for name, options in (("greedy", ()), ("sampled", ("--temperature", 1))):
+        drift = dustin_profile("drift", tmp_path, *models, *texts, "--run-dir", tmp_path / name, *options, "--json")
+        assert drift.code == 0, drift.err
+        if dtype == "float32":
+            assert json.loads(drift.out)["summary"]["sd"]["kl"]["mean"] < 1e-5
 
 
 def test_devices_are_counted() -> None:

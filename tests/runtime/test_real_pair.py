@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dustin_profile.drift import full_logits
 from dustin_profile.texts import topics
 from dustin_runtime.config import load_config
 from dustin_runtime.engine import Engine
 from dustin_runtime.loading import Pair, open_pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import make_policy
+from dustin_runtime.prefill import prefill
 from dustin_runtime.step import Stepper
 
 pytestmark = [pytest.mark.gpu, pytest.mark.qwen]
@@ -71,10 +71,17 @@ def test_full_verification_is_vanilla(
     for prompt, one, other in zip(prompts, vanilla, found, strict=True):
         place = next((at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
         if place is not None:
-            logits = full_logits(models[0], prompt, one[: place + 1], pair.shared_vocab)[place]
+            logits = full_logits(models[0], [*prompt, *one[:place]])[: pair.shared_vocab]
             best = float(logits.max())
             assert best - float(logits[one[place]]) < NEAR
             assert best - float(logits[other[place]]) < NEAR
+
+
+@torch.inference_mode()
+def full_logits(model: Decoder, ids: list[int]) -> torch.Tensor:
+    """Of full verification, behind the last token: [vocab] fp32."""
+    hidden = prefill(model, model.cache(1, len(ids)), ids)
+    return model.logits(hidden).float().cpu()
 
 
 @pytest.mark.parametrize("method", ["vanilla", "dustin"])

@@ -36,7 +36,7 @@ MADE_BY = {
     "dustin-arr": "dustin-profile eval arr",
     "dustin-stability": "dustin-profile eval stability",
     "dustin-overhead": "dustin-profile eval overhead",
-    "dustin-drift": "dustin-profile drift --json",
+    "dustin-drift": "dustin-profile drift",
     "dustin-generation": "dustin-run generate --json",
     "dustin-bench": "dustin-run bench --json",
     "dustin-bench-attention": "dustin-run bench attention --json",

@@ -191,24 +191,61 @@ class Subsets(Document):
     documents: list[SubsetDocument] = Field(min_length=1)
 
 
+class DriftInputs(Part):
+    version: int = Field(le=1)
+    context: int
+    tokens: int
+    models: Models | None = None
+    data_sha256: str = ""
+    bucket: int | None = None
+    temperature: float | None = None
+    batch: int | None = None
+    depth: int | None = None
+    selection: Selection | None = None
+    device: str = ""
+    dtype: str = ""
+
+
 class Bucket(Part):
     tokens: int
     kl: float
     agreement: float
 
 
-class DriftMethod(Part):
+class DriftCell(Part):
+    method: str
+    budget: int | None
+    kl: Estimate
+    agreement: Estimate
     by_tokens: list[Bucket] = Field(min_length=1)
-    mean_kl: float
-    documents: dict[str, list[float]] = Field(default_factory=dict)
+    tau: float | None = None
+    read: float | None = None
+    repeated: float | None = None
+
+
+class DriftDocument(Part):
+    id: str
+    prompt_tokens: int
 
 
 class Drift(Document):
     kind: Literal["dustin-drift"]
-    context: int
-    methods: dict[str, DriftMethod] = Field(min_length=1)
-    pair: Pair | None = None
-    depth: int | None = None
-    selection: Selection | None = None
+    inputs: DriftInputs
     versions: dict[str, str] = Field(default_factory=dict)
-    device: str = ""
+    summary: dict[str, DriftCell] = Field(min_length=1)
+    documents: list[DriftDocument] = Field(min_length=1)
+
+    @property
+    def budgets(self) -> list[int]:
+        """The largest first."""
+        return sorted({cell.budget for cell in self.summary.values() if cell.budget is not None}, reverse=True)
+
+    @property
+    def budget(self) -> int | None:
+        """The one to show where there is room for one: the config's own, or the middle one; None if there is none."""
+        own = self.inputs.selection.budget if self.inputs.selection else None
+        return own if own in self.budgets else self.budgets[len(self.budgets) // 2] if self.budgets else None
+
+    def at(self, budget: int | None) -> list[DriftCell]:
+        """Of one budget, or of the methods that have none; best first."""
+        return sorted((cell for cell in self.summary.values() if cell.budget == budget), key=lambda cell: cell.kl.mean)

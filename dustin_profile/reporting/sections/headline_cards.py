@@ -76,17 +76,17 @@ def _perplexity(data: Evaluation) -> list[Card]:
 def drift(evidence: Evidence) -> list[Card]:
     """How far generation goes from full verification."""
     for source in evidence.of(Drift):
-        method = source.data.methods.get(OWN)
-        if method:
-            first, last = method.by_tokens[0], method.by_tokens[-1]
+        own = next((cell for cell in source.data.at(source.data.budget) if cell.method == OWN), None)
+        if own:
+            first, last = own.by_tokens[0], own.by_tokens[-1]
             return [
                 Card(
                     "Drift",
-                    plain(method.mean_kl),
+                    plain(own.kl.mean),
                     f"nats from full verification, mean over {count(last.tokens)} generated tokens: {plain(first.kl)}"
                     f" at first, {plain(last.kl)} at the end.",
                     pair_of(source.data) or source.name,
-                    f"k = {source.data.selection.budget}" if source.data.selection else "",
+                    f"k = {own.budget}",
                 )
             ]
     return []

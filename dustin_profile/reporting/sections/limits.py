@@ -78,10 +78,10 @@ def _fidelities(evidence: Evidence) -> Found:
 
 def _drifts(evidence: Evidence) -> Found:
     for source in evidence.of(Drift):
-        texts = max(len(method.documents) for method in source.data.methods.values())
-        tokens = max(bucket.tokens for method in source.data.methods.values() for bucket in method.by_tokens)
-        if texts < FEW:
-            yield f"Drift, {source.name}:", f"{plural(texts, 'prompt')}, {count(tokens)} tokens each, and no interval."
+        prompts, tokens = len(source.data.documents), source.data.inputs.tokens
+        if prompts < FEW:
+            what = f"{plural(prompts, 'prompt')}, {count(tokens)} tokens each, so intervals are wide."
+            yield f"Drift, {source.name}:", what
 
 
 def _answers(evidence: Evidence) -> Found:

@@ -8,7 +8,7 @@ from typing import Any
 from dustin_profile.reporting.blocks import Block, Bullets, Cell, Code, Content, Heading, Row, Table
 from dustin_profile.reporting.documents import MADE_BY
 from dustin_profile.reporting.documents.common import ModelId, Provenance
-from dustin_profile.reporting.documents.evaluation import Evaluation, Fidelity, Subsets
+from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity, Subsets
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence, Source
@@ -79,7 +79,7 @@ def _models(evidence: Evidence) -> list[Row]:
         models = [origin.target, origin.draft]
         if isinstance(data, SearchResults) and data.traces.models:
             models += [data.traces.models.target, data.traces.models.draft]
-        if isinstance(data, Fidelity | Evaluation | Subsets):
+        if isinstance(data, Fidelity | Evaluation | Subsets | Drift) and data.inputs.models:
             models += [data.inputs.models.target, data.inputs.models.draft]
         for model in models:
             if model:

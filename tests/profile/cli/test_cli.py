@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 import dustin_runtime
 from dustin_profile.traces.store import TraceStore
 from dustin_runtime.config import DustinConfig, load_config, save_config
-from dustin_runtime.engine import Engine
 from dustin_runtime.files import read_json, write_json
 from dustin_runtime.pairs import all_pairs
 
@@ -329,35 +328,6 @@ def test_a_rope_override_is_recorded_and_served(searched: Searched, tmp_path: Pa
     served = ["generate", "Text", "--config", tmp_path, "--max-new-tokens", 4, "--json"]
     plain = one_document(dustin_run(*served, *searched.pair.options))
     assert one_document(dustin_run(*served, *options))["rows"] == plain["rows"]
-
-
-def test_drift_is_zero_where_nothing_is_left_out(searched: Searched, tmp_path: Path) -> None:
-    options = ["--context", 64, "--documents", 2, "--tokens", 12, "--bucket", 5]
-    command = ["drift", searched.run, *searched.pair.options, *options, "--method", "sd", "--method", "dustin"]
-    document = one_document(dustin_profile(*command, "--json", "--plot", tmp_path / "drift.png"))
-    assert (tmp_path / "drift.png").read_bytes().startswith(b"PNG")
-    full, sparse = document["methods"]["sd"], document["methods"]["dustin"]
-    assert [row["tokens"] for row in full["by_tokens"]] == [5, 10, 12]
-    assert full["mean_kl"] < 1e-9
-    assert all(row["agreement"] == 1 for row in full["by_tokens"])
-    assert sparse["mean_kl"] > 1e-4
-    assert len(sparse["documents"]) == 2
-    shown = dustin_profile(*command)
-    assert shown.code == 0
-    assert "dustin: KL" in shown.out
-
-
-def test_drift_ends_at_ctrl_c(searched: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine delivers what it has; half a text is no measurement."""
-
-    def interrupt(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Engine, "step", interrupt)
-    options = ["--context", 64, "--documents", 1, "--tokens", 12]
-    ended = dustin_profile("drift", searched.run, *searched.pair.options, *options)
-    assert (ended.code, ended.out) == (130, "")
-    assert ended.error == "interrupted; run the same command again to continue"
 
 
 PROMPT = "The assert statement is a convenient way to insert debugging assertions into a program. " * 6

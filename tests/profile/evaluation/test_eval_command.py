@@ -16,7 +16,7 @@ import pytest
 from commands import Outcome, dustin_profile
 from tiny_pair import TinyPair
 
-from dustin_profile.evaluation import runner
+from dustin_profile.evaluation import shared_prompts
 from dustin_profile.evaluation.rows import RowFile
 from dustin_profile.evaluation.runner import Cell, chunks, end_of
 from dustin_profile.evaluation.tasks import Item
@@ -90,7 +90,7 @@ def test_a_prompt_is_processed_once_for_all_methods(
 
     for module in (engine, prompt_store):
         monkeypatch.setattr(module, "process", count)
-    monkeypatch.setattr(runner, "CPU_PROMPT_BYTES", room)
+    monkeypatch.setattr(shared_prompts, "CPU_BYTES", room)
     assert evaluate(tiny_pair, config, data, tmp_path, *methods("sd", "dustin", "h2o")).code == 0
     assert len(passes) == 4 * 2 * times
     alone = tmp_path / "alone"
@@ -155,7 +155,7 @@ def test_rows_do_not_depend_on_the_batch(tiny_pair: TinyPair, config: Path, data
 KILLED = """
 import os, signal, sys
 from dustin_profile.cli.app import main
-from dustin_profile.evaluation import runner
+from dustin_profile.evaluation import shared_prompts
 from dustin_profile.evaluation.rows import RowFile
 
 append, after = RowFile.append, int(sys.argv.pop(1))

@@ -11,7 +11,8 @@ from commands import Outcome, dustin_profile
 from tiny_pair import TinyPair
 
 from dustin_profile.evaluation import fidelity_stage
-from dustin_profile.evaluation.pg19 import _ratio, distinct
+from dustin_profile.evaluation.pg19 import _ratio
+from dustin_profile.evaluation.repetition import distinct
 from dustin_runtime.files import read_json
 
 USAGE, CONFLICT, MISSING = 2, 4, 6
@@ -109,9 +110,9 @@ def test_bad_options(
 
 
 def test_repetition_is_seen() -> None:
-    assert distinct("one two three four five") == 1
-    assert distinct("a b c d " * 10) == pytest.approx(4 / 37)
-    assert distinct("short") == 1
+    assert distinct(["one", "two", "three", "four", "five"]) == 1
+    assert distinct(["a", "b", "c", "d"] * 10) == pytest.approx(4 / 37)
+    assert distinct(["short"]) == 1
 
 
 def test_speeds_are_compared_document_by_document() -> None:

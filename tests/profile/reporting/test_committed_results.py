@@ -123,12 +123,18 @@ def test_speed_is_the_files_and_says_that_it_is_synthetic(built: Built) -> None:
 
 
 def test_drift_and_generation_are_the_files(built: Built) -> None:
-    drift = read_json(RESULTS / "drift-qwen-coder1.5b_0.5b-k256.json")["methods"]
+    drift = read_json(RESULTS / "drift-qwen-coder1.5b_0.5b.json")["summary"]
     table = built.page.table("Drift")
-    for method, label in (("dustin", "Dustin (hybrid)"), ("dustin-t", "Dustin-T (history)")):
-        buckets = drift[method]["by_tokens"]
-        assert table.row(label)[1] == f"{drift[method]['mean_kl']:.3f}"
-        assert table.row(label)[2:4] == [f"{b['kl']:.3f} to {b['tokens']}" for b in (buckets[0], buckets[-1])]
+    for cell, label, nth in (
+        ("dustin-k512", "Dustin (hybrid)", 0),
+        ("dustin-k256", "Dustin (hybrid)", 1),
+        ("dustin-t-k256", "Dustin-T (history)", 0),
+    ):
+        row, buckets = table.row(label, nth), drift[cell]["by_tokens"]
+        assert row[1] == shown(drift[cell]["kl"])
+        assert row[2:4] == [f"{b['kl']:.3f} to {b['tokens']}" for b in (buckets[0], buckets[-1])]
+        assert row[4] == f"{drift[cell]['agreement']['mean']:.3f}"
+    assert "as generation goes on: drift-qwen-coder1.5b_0.5b.json, k = 256." in built.page.text
     methods = read_json(RESULTS / "generate-qwen-coder1.5b_0.5b.json")["methods"]
     row = built.page.table("Generation").row("Dustin-D (lookahead), k = 256")
     statistics, compared = methods["dustin-d, k=256"]["statistics"], methods["dustin-d, k=256"]["compare"]

@@ -30,22 +30,22 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 @pytest.fixture(scope="module")
 def run(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory that a search, an evaluation and a drift have filled."""
+    """A run directory that a search and evaluations have filled."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     common = (*tiny_pair.options, "--quiet")
     small = ("--method", "vanilla", "--method", "dustin", "--run-dir", folder)
     needle = ("--length", 300, "--depth-at", 0, "--depth-at", 1, "--needle-count", 2)
     fidelity = ("--context", 140, "--documents", 2, "--tokens", 8, "--method", "dustin", "--method", "streaming")
+    drift = ("--context", 64, "--documents", 2, "--tokens", 8, "--bucket", 4, "--method", "sd", "--method", "dustin")
+    drift += ("--budget", 64, "--budget", 48, "--budget", 32)
     for command in (
         ("search", *common, "--run-dir", folder, *SEARCH),
         ("eval", "needle", folder, *common, *needle, *small),
         ("eval", "fidelity", folder, *common, *fidelity),
+        ("drift", folder, *common, *drift),
     ):
         outcome = dustin_profile(*command)
         assert outcome.code == 0, outcome.err
-    drift = dustin_profile("drift", folder, *common, "--context", 64, "--documents", 1, "--tokens", 8, "--json")
-    assert drift.code == 0, drift.err
-    (folder / "drift.json").write_text(drift.out)
     return folder
 
 
@@ -85,10 +85,25 @@ def test_a_run_directory_explains_its_config(run: Path, tmp_path: Path) -> None:
     assert row[1] == f"{heads['accepted']} of {heads['samples']}"
     names = {Path(path).stem for path in document["written"]}
     assert {"heads-target-1", "heads-draft-2", "needle-1", "needle-2", "config-m", "arr", "drift"} <= names
-    drift = read_json(run / "drift.json")["methods"]["dustin"]["mean_kl"]
-    assert page.table("What each budget keeps").row("k = 64")[-2:] == [f"{drift:.3f}", "64 tokens"]
+    drift = read_json(run / "drift" / "results.json")["summary"]
+    for k in (64, 48):
+        kl = drift[f"dustin-k{k}"]["kl"]["mean"]
+        assert page.table("What each budget keeps").row(f"k = {k}")[-2:] == [f"{kl:.3f}", "64 tokens"]
     assert str(tmp_path.parent) not in text
     assert str(run.parent) not in text
+
+
+def test_drift_stands_by_budget_with_what_its_texts_are_worth(run: Path, tmp_path: Path) -> None:
+    _, page, _ = report(run, "-o", tmp_path / "page.html")
+    summary = read_json(run / "drift" / "results.json")["summary"]
+    table = page.table("Drift")
+    assert [row[0] for row in table.rows if len(row) == 1] == ["full verification", "k = 64", "k = 48", "k = 32"]
+    for label, nth, name in (("classic SD", 0, "sd"), ("Dustin (hybrid)", 1, "dustin-k48")):
+        cell, row = summary[name], table.row(label, nth)
+        assert row[5:] == [f"{cell['tau']:.2f}", f"{cell['read']:.0f}", f"{cell['repeated']:.2f}"]
+        assert row[2].endswith(" to 4") and row[3].endswith(" to 8")
+    assert "2 prompts of 64 tokens, 8 generated behind each, 1 at a time, greedy; cpu" in page.text
+    assert "as generation goes on: tiny-target with tiny-draft, k = 64." in page.text
 
 
 def test_it_goes_beside_what_it_reports_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
