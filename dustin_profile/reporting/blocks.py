@@ -39,6 +39,8 @@ class Table:
     Attributes:
         text_columns: columns that hold words; others hold figures, which stand to the right.
         markdown: whether it belongs in the short version for a pull request.
+        compact: the columns that the short version has; all where None.
+        repeated: whether each group after the first says the header again: a long table's is out of sight by then.
     """
 
     block: ClassVar[str] = "table"
@@ -48,11 +50,11 @@ class Table:
     note: str = ""
     text_columns: frozenset[int] = frozenset({0})
     markdown: bool = False
+    compact: Sequence[int] | None = None
+    repeated: bool = False
 
-    def without_empty(self) -> Table:
-        """The same without columns that no row has anything in."""
-        rows = [row for row in self.rows if isinstance(row, Row)]
-        kept = [place for place in range(len(self.header)) if any(row.cells[place].text for row in rows)]
+    def only(self, kept: Sequence[int]) -> Table:
+        """The same with some of its columns."""
         return replace(
             self,
             header=[self.header[place] for place in kept],
@@ -61,7 +63,14 @@ class Table:
                 for row in self.rows
             ],
             text_columns=frozenset(new for new, place in enumerate(kept) if place in self.text_columns),
+            compact=None if self.compact is None else [kept.index(place) for place in self.compact if place in kept],
         )
+
+    def without_empty(self) -> Table:
+        """The same without columns that no row has anything in."""
+        rows = [row for row in self.rows if isinstance(row, Row)]
+        kept = [place for place in range(len(self.header)) if any(row.cells[place].text for row in rows)]
+        return self.only(kept)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ def markdown(report: Report, picture: str | None) -> str:
             elif isinstance(block, Bullets) and said:
                 lines += [*(f"* {_item(lead, item)}" for lead, item in block.pairs), ""]
             elif isinstance(block, Table) and block.markdown:
-                lines += [*_table(block, heading), ""]
+                shown = block if block.compact is None else block.only(block.compact)
+                lines += [*_table(shown, heading), ""]
     if report.omitted:
         lines += [omitted_line(report), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -76,8 +77,10 @@ def _table(table: Table, heading: str) -> list[str]:
 
 
 def _cells(cells: Sequence[Cell], strong: bool) -> list[str]:
+    """Bold are the name of the project's own method and what stands out on the page."""
     texts = [escape(f"{cell.text} {cell.sub}".strip()) for cell in cells]
-    return [f"**{texts[0]}**", *texts[1:]] if strong else texts
+    bold = [cell.tone == "strong" or (strong and place == 0) for place, cell in enumerate(cells)]
+    return [f"**{text}**" if heavy and text else text for text, heavy in zip(texts, bold, strict=True)]
 
 
 def _line(cells: Sequence[str]) -> str:

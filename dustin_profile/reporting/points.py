@@ -10,6 +10,7 @@ from dustin_profile.reporting.documents.analysis import Recovery
 from dustin_profile.reporting.documents.common import Estimate
 from dustin_profile.reporting.documents.evaluation import Drift, Fidelity, FidelityCell
 from dustin_profile.reporting.documents.search import SearchResults
+from dustin_profile.reporting.measured import Score, measured
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pair_of
 
@@ -31,6 +32,7 @@ class Point:
         drift: mean KL over generated tokens.
         texts: tokens of the texts that fidelity was measured on, prompts with what is behind them.
         generated_from: tokens of the prompts that drift was measured from.
+        scores: of Dustin's answers, by task and figure.
     """
 
     pair: str
@@ -43,6 +45,7 @@ class Point:
     drift: float | None = None
     texts: int | None = None
     generated_from: int | None = None
+    scores: Mapping[str, Score] = field(default_factory=dict)
 
     @property
     def kept(self) -> Estimate | None:
@@ -70,15 +73,18 @@ def known_points(evidence: Evidence) -> list[Point]:
             continue
         for point in _analysed(analysis.data):
             found.setdefault((point.pair, point.budget), point)
-    cells, drifts = _cells(evidence), _drifts(evidence)
-    keys = dict.fromkeys([*found, *cells, *drifts])
+    cells, drifts, scores = _cells(evidence), _drifts(evidence), _scores(evidence)
+    keys = dict.fromkeys([*found, *cells, *drifts, *scores])
     order = list(dict.fromkeys(pair for pair, _ in keys))
     points = []
     for pair, budget in sorted(keys, key=lambda key: (order.index(key[0]), -key[1])):
         known = found.get((pair, budget), Point(pair, budget))
         fidelity, texts = cells.get((pair, budget), (None, None))
         drift, prompts = drifts.get((pair, budget), (None, None))
-        points.append(replace(known, fidelity=fidelity, texts=texts, drift=drift, generated_from=prompts))
+        answers = scores.get((pair, budget), {})
+        points.append(
+            replace(known, fidelity=fidelity, texts=texts, drift=drift, generated_from=prompts, scores=answers)
+        )
     return points
 
 
@@ -124,4 +130,14 @@ def _drifts(evidence: Evidence) -> dict[Key, tuple[float, int]]:
         for cell in source.data.summary.values():
             if pair and cell.method == OWN and cell.budget is not None:
                 found.setdefault((pair, cell.budget), (cell.kl.mean, source.data.inputs.context))
+    return found
+
+
+def _scores(evidence: Evidence) -> dict[Key, dict[str, Score]]:
+    found: dict[Key, dict[str, Score]] = {}
+    for known in measured(evidence):
+        for task in known.tasks:
+            for (method, budget), score in task.scores.items():
+                if method == OWN and budget is not None:
+                    found.setdefault((known.pair, budget), {})[task.title] = score
     return found

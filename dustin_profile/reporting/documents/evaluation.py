@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ class Row(Part):
     tokens_read: float | None = None
     tokens_per_s: float | None = None
     prompt_tokens: float | None = None
+    new_tokens: float | None = None
     perplexity: float | None = None
     """Of a given text, not the method's own; so are the two below, which are null where it is verified in full."""
     kl: Estimate | None = None
@@ -43,6 +44,8 @@ class Average(Part):
 
 
 class EvalInputs(Part):
+    items: dict[str, Any] = Field(default_factory=dict)
+    """What decides the task's items."""
     models: Models
     dtype: str = ""
     device: str = ""
@@ -87,6 +90,8 @@ class FidelityInputs(Part):
 
 class FidelityCell(Part):
     kl: Estimate
+    kl_median: float | Estimate | None = None
+    """Over windows, where a file has it."""
     arr: Estimate
     agreement: Estimate
     loss_difference: Estimate
@@ -102,6 +107,7 @@ class Measured(Part):
     kl: float
     arr: float
     read: float
+    agreement: float | None = None
 
 
 class FullMeasured(Part):

@@ -17,6 +17,7 @@ from dustin_profile.reporting.sections import (
     headline,
     heads,
     limits,
+    methods,
     needle_grid,
     overhead,
     provenance,
@@ -27,6 +28,7 @@ from dustin_profile.reporting.sections import (
 
 SECTIONS: tuple[Section, ...] = (
     headline.SECTION,
+    methods.SECTION,
     config.SECTION,
     arr.SECTION,
     budget.SECTION,

@@ -6,10 +6,11 @@ from functools import partial
 
 from dustin_profile.method_styles import label, style
 from dustin_profile.reporting.blocks import Block, Cell, Content, Figure, Figures, Group, Heading, Row, Table
-from dustin_profile.reporting.charts import Mark, intervals, lines
+from dustin_profile.reporting.charts import Mark, intervals
 from dustin_profile.reporting.documents.evaluation import Fidelity
+from dustin_profile.reporting.measured import compared
 from dustin_profile.reporting.section import Section
-from dustin_profile.reporting.sections.budget import curves_of, ticks
+from dustin_profile.reporting.sections.by_tokens_read import kl_figure
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import slug, titles
 from dustin_profile.reporting.wording import cell, count, plain, signed
@@ -21,16 +22,18 @@ def build(evidence: Evidence) -> Content | None:
     found = evidence.of(Fidelity)
     if not found:
         return None
+    elsewhere = [one.name for known in compared(evidence) if known.given for one in known.given.sources]
     blocks: list[Block] = []
     for number, (source, title) in enumerate(zip(found, titles(found), strict=True)):
         blocks.append(Heading(title))
-        blocks.append(Figures(_figures(source.data, slug(number, len(found)), title)))
+        blocks.append(Figures(_figures(source.data, slug(number, len(found)), title, source.name in elsewhere)))
         blocks.append(_table(source.data))
     return Content(
         "A given text is verified as if every draft were right, and each policy's predictions are compared with full"
         " verification's. KL is the divergence in nats per token, 0 for a method that changes nothing; same choice is"
         " how often the most likely token is the same. Tokens read are counted, not assumed: methods that round up to"
-        " pages or keep generated tokens read more than their budget, and are shown with what they read.",
+        " pages or keep generated tokens read more than their budget, and are shown with what they read."
+        + (" KL by tokens read is drawn beside all else, under “Methods side by side”." if elsewhere else ""),
         blocks,
     )
 
@@ -58,7 +61,7 @@ def _table(data: Fidelity) -> Table:
                 Row(
                     [
                         Cell(label(method)),
-                        _read(one.read, budget),
+                        read_cell(one.read, budget),
                         cell(one.kl, 4),
                         cell(one.agreement),
                         cell(one.arr),
@@ -77,38 +80,20 @@ def _table(data: Fidelity) -> Table:
     return Table("Fidelity by policy and budget", HEADER, rows, note, markdown=True)
 
 
-def _read(read: float, budget: int) -> Cell:
+def read_cell(read: float, budget: int) -> Cell:
     """What is read, and how much of it is more than the budget."""
     beyond = read - budget
     return Cell(count(read), f"{signed(beyond, 0)} over k", "bad") if beyond > 0.5 else Cell(count(read))
 
 
-def _figures(data: Fidelity, suffix: str, title: str) -> list[Figure]:
+def _figures(data: Fidelity, suffix: str, title: str, elsewhere: bool) -> list[Figure]:
     cells = data.cells
-    points: dict[str, list[tuple[float, float]]] = {}
-    for (method, _), one in cells.items():
-        points.setdefault(method, []).append((one.read, one.kl.mean))
-    read = [x for found in points.values() for x, _ in found]
-    positive = all(y > 0 for found in points.values() for _, y in found)
-    figures = []
-    if any(len(found) > 1 for found in points.values()):
-        figures.append(
-            Figure(
-                f"fidelity-kl{suffix}",
-                "KL against full verification by tokens read; lower is better, grey lines are bounds.",
-                f"KL by tokens read, a line per policy: {title}",
-                partial(
-                    lines,
-                    curves=curves_of(points),
-                    xlabel="prefix tokens read",
-                    ylabel="KL(full ‖ policy), nats",
-                    log_x=True,
-                    log_y=positive,
-                    x_ticks=ticks(read),
-                ),
-                height=4.2,
-            )
-        )
+    drawn = (
+        None
+        if elsewhere
+        else kl_figure(((method, one) for (method, _), one in cells.items()), f"fidelity-kl{suffix}", title)
+    )
+    figures = [drawn] if drawn else []
     budget = data.inputs.selection.budget
     budgets = {k for _, k in cells}
     budget = budget if budget in budgets else max(budgets, default=0)

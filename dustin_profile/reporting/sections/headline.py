@@ -20,11 +20,13 @@ from dustin_profile.reporting.blocks import (
 )
 from dustin_profile.reporting.charts import Mark, intervals
 from dustin_profile.reporting.documents.evaluation import Fidelity
+from dustin_profile.reporting.measured import Score
 from dustin_profile.reporting.points import Point, known_points
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sections.bench import speed_figure
+from dustin_profile.reporting.sections.headline_budget import budgets, ready
 from dustin_profile.reporting.sections.headline_cards import answers, drift, quality, speed
-from dustin_profile.reporting.sections.headline_words import ready, speed_said, verdicts
+from dustin_profile.reporting.sections.headline_words import speed_said, verdicts
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.speeds import leading, ranked
 from dustin_profile.reporting.titles import pair_of
@@ -35,6 +37,7 @@ from dustin_profile.reporting.wording import (
     interval,
     percent,
     plain,
+    signed,
 )
 
 MOST = 6
@@ -48,7 +51,7 @@ def build(evidence: Evidence) -> Content | None:
     if not cards:
         return None
     blocks: list[Block] = [Cards(cards[:MOST])]
-    if said := [*verdicts(points), *speed_said(evidence, points), *ready(evidence)]:
+    if said := [*verdicts(points), *speed_said(evidence, points), *budgets(points, evidence), *ready(points, evidence)]:
         blocks.append(Bullets([text for _, text in said], [lead for lead, _ in said]))
     if points:
         blocks.append(_table(points))
@@ -62,6 +65,7 @@ def build(evidence: Evidence) -> Content | None:
 
 
 def _table(points: Sequence[Point]) -> Table:
+    tasks = list(dict.fromkeys(title for point in points for title in point.scores))
     header = [
         "budget",
         "of context",
@@ -71,6 +75,7 @@ def _table(points: Sequence[Point]) -> Table:
         "same choice",
         "KL, nats",
         "both on texts of",
+        *tasks,
         "drift, nats",
         "from prompts of",
     ]
@@ -94,6 +99,7 @@ def _table(points: Sequence[Point]) -> Table:
             cell(measured.agreement) if measured else Cell(""),
             cell(measured.kl) if measured else Cell(""),
             Cell(count(point.texts), "tokens") if point.texts else Cell(""),
+            *(_answers(point.scores.get(title)) for title in tasks),
             Cell(plain(point.drift) if point.drift is not None else ""),
             Cell(count(point.generated_from), "tokens") if point.generated_from else Cell(""),
         ]
@@ -101,9 +107,25 @@ def _table(points: Sequence[Point]) -> Table:
     note = (
         "ARR: share of the attention of retrieval heads on held-out documents, of the context that stands before it;"
         " “all heads”: of all heads, on given texts. Same choice and KL: against full verification, on given texts,"
-        " whose length is their own. Empty: not measured."
+        " whose length is their own."
+        + (
+            " Answers: Dustin's score, and its difference from vanilla's with its interval, paired by item."
+            if tasks
+            else ""
+        )
+        + " Empty: not measured."
     )
     return Table("What each budget keeps", header, rows, note, markdown=True).without_empty()
+
+
+def _answers(score: Score | None) -> Cell:
+    if not score:
+        return Cell("")
+    minus = score.minus
+    if not minus:
+        return Cell(plain(score.value))
+    worse = minus.high is not None and minus.high < 0
+    return Cell(f"{plain(score.value)} {signed(minus.mean)}", interval(minus, sign=True), "bad" if worse else "")
 
 
 def headline_figures(evidence: Evidence) -> list[Figure]:

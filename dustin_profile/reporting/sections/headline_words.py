@@ -12,7 +12,6 @@ from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.speeds import fastest, gains_at_equal_tau, ranked, synthetic
 from dustin_profile.reporting.titles import pair_of
 from dustin_profile.reporting.wording import NBSP, certain, count, estimate, listed, percent, plain, signed, times
-from dustin_runtime.config import DustinConfig
 from dustin_runtime.method_names import FULL
 
 
@@ -68,15 +67,6 @@ def speed_said(evidence: Evidence, points: Sequence[Point]) -> list[tuple[str, s
                 text += f" Quality was measured at up to {count(max(contexts))} tokens."
         found.append((f"Speed, {name} on {data.device}{', synthetic' if assumed else ''}:", text))
     return found
-
-
-def ready(evidence: Evidence) -> list[tuple[str, str]]:
-    """Which files can be deployed as they are."""
-    found = [
-        f"{source.name} ({pair_of(source.data)}, k = {source.data.selection.budget})"
-        for source in evidence.of(DustinConfig)
-    ]
-    return [("To deploy:", f"dustin-run generate --config {' or '.join(found)}.")] if found else []
 
 
 def _classic(row: BenchRow) -> bool:

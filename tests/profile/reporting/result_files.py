@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+from dustin_profile.evaluation.longbench.averages import averages
+from dustin_profile.evaluation.runner import Cell, Run
+from dustin_profile.evaluation.summary import summarise
+from dustin_profile.reporting.measured import Method
+from dustin_profile.reporting.report import Report, compose
+from dustin_profile.reporting.sources import gather
+from dustin_profile.statistics import interval
 from dustin_runtime.files import read_json
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -142,3 +152,99 @@ def overhead() -> dict[str, Any]:
         ],
         "provenance": {"versions": {"dustin": "0.1.0"}},
     }
+
+
+def answers(
+    task: str,
+    figure: str,
+    scores: Mapping[Method, Sequence[float]],
+    *,
+    pair: str = "",
+    groups: Sequence[Mapping[str, str]] = (),
+    tokens: int = 16,
+    read: Mapping[Method, float] | None = None,
+) -> dict[str, Any]:
+    """What `dustin-profile eval` writes, by its own hand: a score per method and document.
+
+    Args:
+        pair: goes before the models' ids.
+        groups: of the items, in turn.
+        tokens: that every item generates.
+        read: tokens read where they are not the budget.
+    """
+
+    def rows(method: Method, values: Sequence[float]) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": str(number),
+                "document": f"document {number}",
+                "group": dict(groups[number % len(groups)]) if groups else {},
+                "scores": {figure: value},
+                "text": f"{value}",
+                "tau": 1.0 if method[0] == "vanilla" else 2.5,
+                "tokens_read": (read or {}).get(method, method[1] or 4096.0),
+                "tokens_per_s": 12.5,
+                "prompt_tokens": 4096,
+                "tokens": tokens,
+                "steps": 8,
+            }
+            for number, value in enumerate(values)
+        ]
+
+    selection = read_json(RESULTS / "arr-smollm2.json")["selection"]
+    inputs = {"models": _models(pair), "items": {"seed": 0}, "depth": 3, "selection": selection}
+    run = SimpleNamespace(
+        task=SimpleNamespace(name=task),
+        rows={Cell(*method): rows(method, values) for method, values in scores.items()},
+        pair=SimpleNamespace(
+            identity=lambda: SimpleNamespace(
+                model_dump=lambda: {side: {"id": one["id"]} for side, one in _models(pair).items()}
+            ),
+            provenance=lambda: {},
+        ),
+        inputs=lambda: inputs,
+        device="cpu",
+    )
+    found = summarise(cast(Run, run))
+    if task == "longbench":
+        found["averages"] = averages(found)
+    return found
+
+
+def fidelity(kl: Mapping[Method, Sequence[float]], *, pair: str = "", agreement: float = 0.875) -> dict[str, Any]:
+    """What `dustin-profile eval fidelity` writes: the KL of every method on each document, half of it missing from ARR.
+
+    A method reads its budget, SnapKV 30 tokens more.
+    """
+    texts = len(next(iter(kl.values())))
+    documents: list[dict[str, Any]] = [
+        {"id": f"text {number}", "prompt_tokens": 1024, "text_tokens": 64, "cells": {}}
+        | {"full": {"loss": 2.0, "read": 1056.0}}
+        for number in range(texts)
+    ]
+    summary: dict[str, Any] = {"full": {"perplexity": 8.0}}
+    for (method, k), values in kl.items():
+        read = float(k or 0) + (30.0 if method == "snapkv" else 0.0)
+        for document, value in zip(documents, values, strict=True):
+            cell = {"kl": value, "agreement": agreement, "arr": 1 - value / 2, "loss": 2.0 + value, "read": read}
+            document["cells"][f"{method}-k{k}"] = cell
+        means = {"kl": values, "arr": [1 - value / 2 for value in values], "agreement": [agreement] * texts}
+        summary[f"{method}-k{k}"] = {
+            name: interval(found, seed=0)._asdict() for name, found in (means | {"loss_difference": values}).items()
+        } | {"perplexity": 9.0, "read": read}
+    selection = read_json(RESULTS / "arr-smollm2.json")["selection"]
+    inputs = {"version": 1, "models": _models(pair), "data_sha256": "a", "tokens": 64, "depth": 3}
+    inputs |= {"selection": selection, "context": 1024}
+    return {"kind": "dustin-fidelity", "inputs": inputs, "summary": summary, "documents": documents}
+
+
+def _models(pair: str) -> dict[str, Any]:
+    return {side: {"id": f"{pair}{side}", "revision": None, "sha256": "0" * 64} for side in ("target", "draft")}
+
+
+def composed(folder: Path, *documents: dict[str, Any]) -> Report:
+    """The report of some documents, as files `0.json`, `1.json` and so on."""
+    folder.mkdir(exist_ok=True)
+    for number, document in enumerate(documents):
+        (folder / f"{number}.json").write_text(json.dumps(document))
+    return compose(gather(sorted(folder.glob("*.json"))))

@@ -59,7 +59,19 @@ def report(*arguments: object) -> tuple[dict[str, Any], Page, str]:
 
 def test_a_run_directory_explains_its_config(run: Path, tmp_path: Path) -> None:
     document, page, text = report(run, "-o", tmp_path / "page.html")
-    expected = ["summary", "config", "arr", "budget", "fidelity", "proxy", "drift", "eval", "needle", "heads"]
+    expected = [
+        "summary",
+        "methods",
+        "config",
+        "arr",
+        "budget",
+        "fidelity",
+        "proxy",
+        "drift",
+        "eval",
+        "needle",
+        "heads",
+    ]
     assert [key for key in expected if key not in {"budget"}] == [s for s in document["sections"] if s in expected]
     assert list(document["omitted"]) == [
         "budget",
@@ -111,14 +123,14 @@ def test_it_goes_beside_what_it_reports_on(run: Path, tmp_path: Path, monkeypatc
     shutil.copytree(run, copy)
     shown = dustin_profile("report", copy)
     assert shown.code == 0, shown.err
-    assert shown.out.splitlines()[0] == f"{copy / 'report.html'}: 11 sections from 7 files"
+    assert shown.out.splitlines()[0] == f"{copy / 'report.html'}: 12 sections from 7 files"
     assert "not shown: Decoding speed; made by dustin-run bench" in shown.out
     monkeypatch.chdir(tmp_path)
     shown = dustin_profile("report", RESULTS / "arr-smollm2.json", "-q")
     assert (tmp_path / "report.html").is_file(), shown.err
     assert [path.name for path in tmp_path.rglob("*.tmp")] == []
     # A report in a run directory is none of the next one's inputs.
-    assert dustin_profile("report", copy, "-q").out.startswith(f"{copy / 'report.html'}: 11 sections from 7 files")
+    assert dustin_profile("report", copy, "-q").out.startswith(f"{copy / 'report.html'}: 12 sections from 7 files")
 
 
 def test_runs_are_told_apart_and_read_once(run: Path, tmp_path: Path) -> None:
