@@ -74,7 +74,7 @@ class Evaluation(Document):
 
 
 class FidelityInputs(Part):
-    version: int = Field(le=1)
+    version: int = Field(le=2)
     models: Models
     data_sha256: str = ""
     tokens: int
@@ -92,16 +92,28 @@ class FidelityCell(Part):
     loss_difference: Estimate
     perplexity: float
     read: float
+    kl_median: float | None = None
+    """Over the windows of all documents, as is the one below."""
+    arr_median: float | None = None
+    windows: int | None = None
 
 
 class FullCell(Part):
     perplexity: float
 
 
+class Windows(Part):
+    """One value per verified window."""
+
+    kl: list[float]
+    arr: list[float]
+
+
 class Measured(Part):
     kl: float
     arr: float
     read: float
+    windows: Windows | None = None
 
 
 class FullMeasured(Part):
