@@ -2,7 +2,7 @@
 
 A text is verified window by window as if every draft were right. The target's keys of the window come from the policy's
 own passes, as when it serves. All policies of a document share one prefill: what they write lies behind the prompt, and
-is overwritten by the next.
+is overwritten by the next. They share the draft's pass over the text too, as it reads its whole cache in any case.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Fidelity(NamedTuple):
     read: float
     """Prefix tokens that a KV head read per step, mean over layers, heads and steps."""
     lists: list[list[Tensor | None]]
-    """By step and layer, [heads, k] int32 prefix positions that were read (`Verification.kept`); None for all."""
+    """By step and layer, [heads, k] int32 prefix positions that were read (`Verification.kept`), -1 padded, where the
+    target is; None for all. Layers of one list share it."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Prefilled:
         full: [tokens, vocab] fp32 log-probabilities of full verification.
         text_queries: by layer, [1, tokens - 1, query_heads, head_size] of the text under full verification.
         text_keys: [layers, tokens - 1, kv_heads, head_size] likewise.
+        draft_queries: by layer of the draft, [1, tokens + depth - 2, query_heads, head_size] of the text and what the
+            last step looks at beyond it; `draft_cache` holds their keys.
     """
 
     target: Decoder
@@ -63,11 +66,12 @@ class Prefilled:
     full: Tensor
     text_queries: list[Tensor]
     text_keys: Tensor
+    draft_queries: list[Tensor]
 
     @property
     def loss(self) -> Tensor:
         """[tokens] fp64, -log p of the text's tokens under full verification."""
-        return _loss(self.full, self.text)
+        return _loss(self.full, torch.tensor(list(self.text), device=self.full.device))
 
 
 class TextStepper(Stepper):
@@ -75,9 +79,13 @@ class TextStepper(Stepper):
 
     Attributes:
         text: [1, depth + 1] int64, the tokens that the next step verifies and the one behind.
+        queries: `Prefilled.draft_queries`.
+        begin: tokens of the text before the step's pending one.
     """
 
     text: Tensor
+    queries: Sequence[Tensor]
+    begin: int
     verified: Verification
     """What the last step verified with."""
 
@@ -86,15 +94,11 @@ class TextStepper(Stepper):
         return self.verified
 
     def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, None]:
-        """The text's tokens; the draft reads them where its queries are scored."""
-        if self.draft is not None and self.lookahead_heads is not None:
-            assert state.draft_cache is not None
-            ids = state.recent
-            starts = [state.lengths - 1, *(state.lengths + turn for turn in range(1, self.depth))]
-            for turn, start in enumerate(starts):
-                tap = signals.tap(self._draft_attention(state, start), last=turn == self.depth - 1)
-                self.draft.forward(ids, start, state.draft_cache, tap, state.extent + turn + 1)
-                ids = self.text[:, turn : turn + 1]
+        """The text's tokens. A pass of the draft ends at the pending one, and one at each but the last of these."""
+        if self.lookahead_heads is not None:
+            assert self.draft_budget is None  # or its queries would depend on what it read
+            for at in range(self.begin, self.begin + self.depth):
+                signals.given({layer: self.queries[layer][:, at : at + 1] for layer in self.lookahead_heads.layers})
         return self.text[:, : self.depth], None
 
     def _accept(
@@ -114,11 +118,12 @@ def prepare(
     window: int,
     mass: bool = False,
 ) -> Prefilled:
-    """Prefill both models and verify the text in full.
+    """Prefill both models, verify the text in full, and let the draft read it.
 
     Args:
         text: what follows the prompt.
         vocab: ids below it are compared.
+        depth: of `measure`.
         window: most last queries of the prompt that a policy asks for (`Policy.prompt_queries`).
         mass: whether one asks what each position of the prompt received (`Policy.prompt_mass`).
 
@@ -134,15 +139,10 @@ def prepare(
     draft_tap = QueryTap(dense_attention, range(draft.shape.layers), last=max(window, 1))
     prefill(draft, draft_cache, prompt, attend=draft_tap, chunk=chunk, tail=window)
     rows = [target.logits(last)[None, :vocab].float().log_softmax(-1)]
-    text_tap = QueryTap(dense_attention, range(target.shape.layers))
-    queries: list[list[Tensor]] = [[] for _ in range(target.shape.layers)]
-    for begin in range(0, len(text) - 1, CHUNK):
-        ids = torch.tensor([text[begin : min(begin + CHUNK, len(text) - 1)]], device=target.device)
-        start = torch.tensor([len(prompt) + begin], device=target.device)
-        hidden = target.forward(ids, start, target_cache, text_tap)
-        rows.append(target.logits(hidden[0])[:, :vocab].float().log_softmax(-1))
-        for layer, parts in enumerate(queries):
-            parts.append(text_tap.queries[layer])
+    text_queries, hidden = _read(target, target_cache, len(prompt), text[:-1])
+    rows += [target.logits(part)[:, :vocab].float().log_softmax(-1) for part in hidden]
+    ahead = _padded(text, depth)[: len(text) + depth - 2] if len(text) > 1 else []
+    draft_queries, _ = _read(draft, draft_cache, len(prompt), ahead)
     return Prefilled(
         target,
         draft,
@@ -153,9 +153,35 @@ def prepare(
         Prompted(len(prompt), target_cache, tap.queries, summed.received),
         Prompted(len(prompt), draft_cache, draft_tap.queries),
         torch.cat(rows),
-        [torch.cat(parts, dim=1) for parts in queries if parts],
+        text_queries,
         target_cache.keys[:, 0, len(prompt) : len(prompt) + len(text) - 1].clone(),
+        draft_queries,
     )
+
+
+def _read(model: Decoder, cache: KVCache, start: int, ids: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """Process tokens behind a prompt, in chunks.
+
+    Returns:
+        By layer, [1, tokens, query_heads, head_size] queries after RoPE, nothing if there is no token; by chunk,
+        [tokens, hidden] final hidden states.
+    """
+    tap = QueryTap(dense_attention, range(model.shape.layers))
+    queries: list[list[Tensor]] = [[] for _ in range(model.shape.layers)]
+    hidden: list[Tensor] = []
+    for begin in range(0, len(ids), CHUNK):
+        piece = torch.tensor([ids[begin : begin + CHUNK]], device=model.device)
+        at = start + begin
+        position = torch.tensor([at], device=model.device)
+        hidden.append(model.forward(piece, position, cache, tap, at + piece.shape[1])[0])
+        for layer, parts in enumerate(queries):
+            parts.append(tap.queries[layer])
+    return [torch.cat(parts, dim=1) for parts in queries if parts], hidden
+
+
+def _padded(text: Sequence[int], depth: int) -> list[int]:
+    """The text and as much as its last step may look beyond it."""
+    return [*text] + [text[-1]] * (depth + 1)
 
 
 @torch.inference_mode()
@@ -163,17 +189,18 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
     """Verify the text with one policy. Its first token comes from the prefill, which is the same for all.
 
     Args:
-        depth: tokens that a step verifies beyond the pending one.
+        depth: tokens that a step verifies beyond the pending one; that of `prepare`.
     """
     stepper = TextStepper(ready.target, ready.draft, policy, policy.selection, depth, vocab)
     depth = stepper.depth
     device, length, text = ready.target.device, len(ready.prompt), list(ready.text)
     state = _state(ready, stepper)
-    padded = torch.tensor([text + text[-1:] * (depth + 1)], device=device)  # the last step looks beyond the end
+    padded = torch.tensor([_padded(text, depth)], device=device)
+    stepper.queries = ready.draft_queries
     kl, agrees, loss, read = [], [], [], []
     lists: list[list[Tensor | None]] = []
     for begin in range(0, len(text) - 1, depth + 1):
-        stepper.text = padded[:, begin + 1 : begin + depth + 2]
+        stepper.text, stepper.begin = padded[:, begin + 1 : begin + depth + 2], begin
         state.extent = length + begin
         result = stepper(state)
         count = min(depth + 1, len(text) - 1 - begin)
@@ -181,10 +208,10 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
         want = ready.full[begin + 1 : begin + 1 + count]
         kl.append((want.exp() * (want - have)).double().sum(-1).clamp(min=0))
         agrees.append(want.argmax(-1) == have.argmax(-1))
-        loss.append(_loss(have, text[begin + 1 : begin + 1 + count]))
+        loss.append(_loss(have, padded[0, begin + 1 : begin + 1 + count]))
         read.append(result.packed[0, -2])
-        lists.append([_short(stepper.verified.kept(layer)) for layer in range(ready.target.shape.layers)])
-    first = _loss(ready.full[:1], text[:1])
+        lists.append(_kept(stepper.verified, ready.target.shape.layers))
+    first = _loss(ready.full[:1], padded[0, :1])
     return Fidelity(
         torch.cat([first.new_zeros(1), *kl]).cpu(),
         torch.cat([agrees[0].new_ones(1), *agrees]).cpu() if agrees else torch.ones(1, dtype=torch.bool),
@@ -208,17 +235,16 @@ def recovered(ready: Prefilled, found: Sequence[Fidelity], depth: int) -> Tensor
         [policies, steps] fp64.
     """
     layers, steps = ready.target.shape.layers, len(found[0].lists)
-    shares = torch.zeros(len(found), steps, dtype=torch.float64)
+    shares = torch.zeros(steps, len(found), dtype=torch.float64, device=ready.target.device)
     for step in range(steps):
         begin = step * (depth + 1)
         for layer in range(layers):
             rows = attention_rows(ready, layer, begin, depth)
-            new = rows[..., len(ready.prompt) + begin :].sum(-1)
-            for index, one in enumerate(found):
-                kept = one.lists[step][layer]
-                prefix = rows.sum(-1) - new if kept is None else _mass(rows, kept)
-                shares[index, step] += float(new.mean() + prefix.mean()) / layers
-    return shares
+            tokens = min(depth + 1, len(ready.text) - 1 - begin)
+            mass = rows.unflatten(1, (-1, tokens)).mean(dim=2, dtype=torch.float64)
+            lists = [one.lists[step][layer] for one in found]
+            shares[step] += _on_lists(mass, lists, len(ready.prompt) + begin) / layers
+    return shares.T.cpu()
 
 
 def attention_rows(ready: Prefilled, layer: int, begin: int, depth: int) -> Tensor:
@@ -237,19 +263,35 @@ def attention_rows(ready: Prefilled, layer: int, begin: int, depth: int) -> Tens
     return last_rows(ready.text_queries[layer][:, begin:end], keys.unsqueeze(0))[0].flatten(1, 2)
 
 
-def _mass(rows: Tensor, kept: Tensor) -> Tensor:
-    """What of [kv_heads, rows, keys] lies on the positions of [heads, k] lists: [kv_heads or query_heads, rows]."""
-    if len(kept) > len(rows):  # lists by query head, whose rows lie one head after the other
-        rows = rows.reshape(len(kept), -1, rows.shape[2])
-    index = kept.long().clamp(min=0)[:, None].expand(len(rows), rows.shape[1], -1)
-    return (rows.gather(2, index) * (kept >= 0)[:, None]).sum(-1)
+def _on_lists(mass: Tensor, lists: Sequence[Tensor | None], prefix: int) -> Tensor:
+    """What of the attention lies on each list and behind the prefix: [lists] fp64, mean over query heads.
+
+    Args:
+        mass: [kv_heads, group, keys] fp64 attention of every query head.
+        lists: [heads, k] each; see `Fidelity.lists`.
+    """
+    by_heads = {mass.shape[0] * mass.shape[1]: mass.flatten(0, 1), mass.shape[0]: mass.mean(dim=1)}
+    by_heads[1] = mass.mean(dim=(0, 1)).unsqueeze(0)
+    alike: dict[torch.Size | None, list[int]] = {}
+    for index, kept in enumerate(lists):
+        alike.setdefault(None if kept is None else kept.shape, []).append(index)
+    shares: list[Tensor] = [by_heads[1][0].sum()] * len(lists)  # of those that read all
+    new = by_heads[1][0, prefix:].sum()
+    for shape, members in alike.items():
+        if shape is not None:
+            kept = torch.stack([one for one in (lists[index] for index in members) if one is not None])
+            source = by_heads[shape[0]].expand(len(members), -1, -1)
+            listed = (source.gather(2, kept.long().clamp(min=0)) * (kept >= 0)).sum(dim=2).mean(dim=1)
+            for index, share in zip(members, (listed + new).unbind(), strict=True):
+                shares[index] = share
+    return torch.stack(shares)
 
 
-def _short(kept: Tensor | None) -> Tensor | None:
-    """Of one row, without the padding that all lists have."""
-    if kept is None:
-        return None
-    return kept[0, :, : int((kept[0] >= 0).sum(-1).max())].int()
+def _kept(verified: Verification, layers: int) -> list[Tensor | None]:
+    """What each layer read, of one row: copies, since a policy may change its lists in the next step."""
+    lists = [verified.kept(layer) for layer in range(layers)]  # all at once, so that what is apart has other addresses
+    copies = {kept.data_ptr(): kept[0].to(torch.int32, copy=True) for kept in lists if kept is not None}
+    return [None if kept is None else copies[kept.data_ptr()] for kept in lists]
 
 
 def _state(ready: Prefilled, stepper: Stepper) -> State:
@@ -282,6 +324,5 @@ def _with_last(prompted: Prompted, tokens: int) -> Prompted:
     return replace(prompted, queries=queries)
 
 
-def _loss(log_probabilities: Tensor, text: Sequence[int]) -> Tensor:
-    ids = torch.tensor(list(text), device=log_probabilities.device).unsqueeze(1)
-    return -log_probabilities.double().gather(1, ids).squeeze(1)
+def _loss(log_probabilities: Tensor, ids: Tensor) -> Tensor:
+    return -log_probabilities.gather(1, ids.unsqueeze(1)).squeeze(1).double()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from dustin_profile.data import Prompt
@@ -23,7 +24,7 @@ from dustin_runtime.errors import UsageError
 from dustin_runtime.files import write_json, write_text
 from dustin_runtime.policies import POLICIES, Policy, make_policy
 
-VERSION = 1
+VERSION = 2
 FULL, CORRELATION = "full", "arr_kl_rank_correlation"
 
 
@@ -141,7 +142,11 @@ def _document(
         advance(1)
     shares = recovered(ready, found, depth) if found else ()
     for cell, one, arr in zip(wanted, found, shares, strict=True):
-        entry["cells"][cell.name] = _figures(one) | {"arr": float(arr.mean())}
+        windows = {"kl": [float(part.mean()) for part in one.kl[1:].split(depth + 1)], "arr": arr.tolist()}
+        entry["cells"][cell.name] = _figures(one) | {
+            "arr": float(arr.mean()),
+            "windows": {name: [float(f"{value:.6g}") for value in values] for name, values in windows.items()},
+        }
     return entry
 
 
@@ -157,13 +162,17 @@ def _figures(found: Fidelity) -> dict[str, float]:
 
 
 def summarise(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """Per cell the mean over documents with its interval; the loss as difference from full verification's, paired."""
+    """Per cell the mean over documents with its interval; the loss as difference from full verification's, paired.
+
+    Medians are over the windows of all documents: a few windows can hold most of a mean KL.
+    """
     full = [document[FULL]["loss"] for document in documents]
     summary: dict[str, Any] = {FULL: {"perplexity": math.exp(sum(full) / len(full))}}
     for name in names:
         rows = [document["cells"][name] for document in documents]
         gain = [row["loss"] - loss for row, loss in zip(rows, full, strict=True)]
         kl = interval([row["kl"] for row in rows], seed=0)
+        windows = {figure: [value for row in rows for value in row["windows"][figure]] for figure in ("kl", "arr")}
         summary[name] = {
             "kl": kl._replace(low=None if kl.low is None else max(kl.low, 0.0))._asdict(),  # it is never negative
             "arr": interval([row["arr"] for row in rows], seed=0, share=True)._asdict(),
@@ -171,6 +180,9 @@ def summarise(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict
             "loss_difference": interval(gain, seed=0)._asdict(),
             "perplexity": math.exp(sum(row["loss"] for row in rows) / len(rows)),
             "read": sum(row["read"] for row in rows) / len(rows),
+            "kl_median": median(windows["kl"]),
+            "arr_median": median(windows["arr"]),
+            "windows": len(windows["kl"]),
         }
     points = [(row["arr"], row["kl"]) for document in documents for row in document["cells"].values()]
     summary[CORRELATION] = spearman(points)
@@ -190,7 +202,9 @@ HEADER = [
     "policy",
     "tokens read",
     "ARR (95 %)",
+    "median",
     "KL, nats (95 %)",
+    "median",
     "same choice (95 %)",
     "loss minus full's",
     "perplexity",
@@ -202,7 +216,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     summary = result["summary"]
     documents = result["documents"]
     read = sum(document[FULL]["read"] for document in documents) / len(documents)
-    table = [["full verification", f"{read:.0f}", "1", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]]
+    table = [["full verification", f"{read:.0f}", "1", "1", "0", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]]
     budget = {name: int(name.rpartition("-k")[2]) for name in summary if "-k" in name}
     for name in sorted(budget, key=lambda name: (-budget[name], summary[name]["kl"]["mean"])):
         cell = summary[name]
@@ -211,7 +225,9 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
                 name,
                 f"{cell['read']:.0f}",
                 with_interval(cell["arr"]),
+                f"{cell['arr_median']:.4f}",
                 with_interval(cell["kl"]),
+                f"{cell['kl_median']:.4f}",
                 with_interval(cell["agreement"]),
                 f"{cell['loss_difference']['mean']:+.4f}",
                 f"{cell['perplexity']:.3f}",
@@ -245,8 +261,9 @@ def markdown(result: dict[str, Any]) -> str:
         *table(HEADER, rows(result)),
         "",
         "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
-        "verification's, mean over tokens, then over documents, which are the unit of intervals. tokens read: of",
-        "the prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest and",
+        "verification's, mean over tokens, then over documents, which are the unit of intervals; medians are over the",
+        "windows of all documents, what is verified at a time being one. tokens read: of the prefix, by a KV head,",
+        "mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest and",
         "specattn read two layers in full, Quest whole pages, three at least, and with a budget per query head a",
         "KV head reads what any of its query heads does; snapkv, compresskv and streaming-prompt spend their",
         "budget on the prompt and read all that follows; smallkv reads some values without their keys, which",

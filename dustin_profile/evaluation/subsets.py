@@ -113,14 +113,15 @@ def _document(
 @torch.inference_mode()
 def text_attention(ready: Prefilled, depth: int) -> Tensor:
     """What full verification of the text attends to, [positions] fp64: mean over layers, heads and queries."""
-    total = torch.zeros(len(ready.prompt) + len(ready.text) - 1, dtype=torch.float64)
+    positions = len(ready.prompt) + len(ready.text) - 1
+    total = torch.zeros(positions, dtype=torch.float64, device=ready.target.device)
     layers, rows = ready.target.shape.layers, 0
     for begin in range(0, len(ready.text) - 1, depth + 1):
         for layer in range(layers):
             found = attention_rows(ready, layer, begin, depth)
-            total[: found.shape[2]] += found.double().sum(dim=(0, 1)).cpu()
+            total[: found.shape[2]] += found.sum(dim=(0, 1), dtype=torch.float64)
             rows += found.shape[0] * found.shape[1]
-    return total / rows
+    return (total / rows).cpu()
 
 
 def sampled_lists(
@@ -142,12 +143,12 @@ def sampled_lists(
     noise = torch.from_numpy(random.exponential(size=len(attention)))
     keys = (attention.clamp(min=1e-12) ** sharpness / noise).float().to(ready.target.device)
     lists = []
-    for begin in range(0, len(ready.text) - 1, depth + 1):
-        prefix = len(ready.prompt) + begin
+    prefixes = range(len(ready.prompt), len(ready.prompt) + len(ready.text) - 1, depth + 1)
+    for prefix, length in zip(prefixes, torch.tensor(prefixes, device=keys.device).split(1), strict=True):
         kept = select(
             None,
             keys[None, :prefix],
-            torch.tensor([prefix], device=keys.device),
+            length,
             budget=selection.budget,
             m=0,
             sink=selection.sink,

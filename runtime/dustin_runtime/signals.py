@@ -60,6 +60,15 @@ class StepSignals:
         self._passes.append(tap.queries)
         return tap
 
+    def given(self, queries: Mapping[int, Tensor]) -> None:
+        """Take a pass of the draft as done elsewhere. Its cache holds the keys up to the pass's last token; later ones
+        may be there too, no query sees them.
+
+        Args:
+            queries: by layer that is scored, [batch, tokens, query_heads, head_size] after RoPE; the last token counts.
+        """
+        self._passes.append(queries)
+
     def join(self) -> None:
         """Wait for what was begun."""
         if self._beside is not None and self._begun:

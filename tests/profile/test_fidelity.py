@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from host_reads import HostReads
 
-from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
+from dustin_profile.evaluation import fidelity
+from dustin_profile.evaluation.fidelity import Fidelity, TextStepper, measure, prepare, recovered
 from dustin_profile.evaluation.oracle import ORACLES
 from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Engine
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.policies import POLICIES, make_policy
-from dustin_runtime.step import Stepper
+from dustin_runtime.signals import StepSignals
+from dustin_runtime.step import State, Stepper
 
 SHAPE = ModelShape(
     family="llama", layers=4, hidden=48, ffn=64, query_heads=6, kv_heads=2, head_size=8, vocab=40, context=512,
@@ -22,6 +28,8 @@ SHAPE = ModelShape(
 )  # fmt: skip
 VOCAB, DEPTH = 37, 3
 PROMPT, TEXT = [(7 * at * at) % 37 for at in range(90)], [(5 * at + at * at) % 37 for at in range(30)]
+
+ONES = torch.ones(1, 200)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +105,6 @@ def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) ->
         patch.setattr(Stepper, "_accept", keep)
         Engine(stepper).generate([PROMPT], 20)
     served = [choice for _, choice in seen]
-    from dustin_profile.evaluation import fidelity
-
     found = []
 
     class Spy(fidelity.TextStepper):
@@ -166,3 +172,97 @@ def test_no_list_recovers_more_than_the_oracle_of_its_kind(target: Decoder) -> N
     for share in others[: len(one_list)]:
         assert bool((one >= share - 1e-9).all())
     assert bool((one > others[3] + 0.01).all())
+
+
+class Drafting(TextStepper):
+    """The same with a pass of the draft for every token, as it drafts when it serves; keeps the scores of all steps."""
+
+    def draft_tokens(self, state: State, signals: StepSignals) -> tuple[torch.Tensor, None]:
+        assert self.draft is not None and state.draft_cache is not None
+        ids = state.recent
+        starts = [state.lengths - 1, *(state.lengths + turn for turn in range(1, self.depth))]
+        for turn, start in enumerate(starts):
+            tap = signals.tap(dense_attention, last=turn == self.depth - 1)
+            self.draft.forward(ids, start, state.draft_cache, tap, state.extent + turn + 1)
+            ids = self.text[:, turn : turn + 1]
+        return self.text[:, : self.depth], None
+
+
+@pytest.mark.parametrize("tokens", [2, 9, 29, 30])  # the last step looks beyond the text by up to `DEPTH`
+@pytest.mark.parametrize("name", ["dustin", "specattn-all", "specattn"])
+def test_lookahead_scores_are_those_of_drafting_token_by_token(
+    name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache holds all of the text's keys from the begin; a step must see those up to each of its queries alone."""
+    target = random_decoder(SHAPE, torch.float32, "cpu", seed=1)
+    draft = random_decoder(SHAPE.model_copy(update={"layers": 3}), torch.float32, "cpu", seed=2)
+    ready = prepare(target, draft, PROMPT, TEXT[:tokens], VOCAB, DEPTH, window=128)
+    policy = make_policy(name, selection(16))
+    scores: dict[type, list[torch.Tensor]] = {TextStepper: [], Drafting: []}
+    for stepper, found in scores.items():
+
+        def keep(self: Any, signals: StepSignals, found: list[torch.Tensor] = found) -> Any:
+            found += [signals.lookahead(), *signals.lookahead_rows()]
+            return TextStepper._verification(self, signals)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fidelity, "TextStepper", type("Keeping", (stepper,), {"_verification": keep}))
+            measure(ready, policy, DEPTH, VOCAB)
+        with torch.inference_mode():
+            for cached in (ready.draft_cache.keys, ready.draft_cache.values):
+                cached[:, :, len(PROMPT) :] = 1e4  # drafting has to write anew what it reads
+    given, drafted = scores.values()
+    steps = -(-(tokens - 1) // (DEPTH + 1))
+    assert len(given) == len(drafted) == steps * (1 + (2 if name == "dustin" else 3))
+    for step in range(steps):
+        assert given[step * len(given) // steps].shape == (1, len(PROMPT) + step * (DEPTH + 1))
+    for ours, theirs in zip(given, drafted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        assert float(ours.sum()) > 0.9
+
+
+def test_the_draft_reads_a_text_once(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=128, mass=True)
+    assert [queries.shape for queries in ready.draft_queries] == [(1, len(TEXT) + DEPTH - 2, 6, 8)] * 3
+    monkeypatch.setattr(ready.draft, "forward", None)
+    for name in POLICIES:
+        assert len(measure(ready, make_policy(name, selection(16)), DEPTH, VOCAB).kl) == len(TEXT)
+
+
+def test_chunks_of_a_text_do_not_matter(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=1)
+    monkeypatch.setattr(fidelity, "CHUNK", 7)
+    parts = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=1)
+    torch.testing.assert_close(parts.full, whole.full)
+    for queries in ("text_queries", "draft_queries"):
+        for ours, theirs in zip(getattr(parts, queries), getattr(whole, queries), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_lists_are_shared_by_layers_and_outlive_their_step(target: Decoder) -> None:
+    one, by_head = (of(target, name, 16).lists for name in ("dustin", "h2o"))
+    for layers in one:
+        assert all(kept is layers[0] for kept in layers)
+    assert len({id(kept) for layers in by_head for kept in layers}) == 8 * 4
+    for step, layers in enumerate(by_head):  # H2O chooses anew in place
+        for kept in layers:
+            assert kept is not None and kept.dtype == torch.int32
+            assert {*range(82 + 4 * step, 90 + 4 * step)} <= set(kept[0].tolist())
+            assert int(kept.max()) == 89 + 4 * step
+
+
+@pytest.mark.parametrize("name", [*ORACLES, *(name for name, policy in POLICIES.items() if policy.needs_selection)])
+def test_steps_read_nothing_on_the_host(target: Decoder, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of more steps has no more reads of single values, nor new tensors from the host, than a short one."""
+    # The plain scores index by lists of heads, which a GPU's kernel does not.
+    monkeypatch.setattr(ScoredHeads, "scores", lambda self, q, keys, position, columns, share=None: ONES[:, :columns])
+    reads = []
+    for tokens in (6, 30):
+        ready = prepare(target, target.first_layers(3), PROMPT, TEXT[:tokens], VOCAB, DEPTH, window=128, mass=True)
+        policy = ORACLES[name](selection(16)) if name in ORACLES else make_policy(name, selection(16))
+        with HostReads() as seen:
+            policy = policy.bound(ready, DEPTH) if name in ORACLES else policy  # type: ignore[attr-defined]
+            found = [measure(ready, policy, DEPTH, VOCAB)]
+            recovered(ready, found, DEPTH)
+        reads.append(seen.count)
+    assert reads[0] == reads[1] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from host_reads import HostReads
 
 from dustin_profile.evaluation.fidelity import Prefilled, measure, prepare, recovered
 from dustin_profile.evaluation.oracle import GivenLists, Oracle
@@ -76,6 +77,17 @@ def test_draws_follow_the_power_of_attention(ready: Prefilled) -> None:
     assert shares[0] == pytest.approx(14 / 84, abs=0.08)  # 14 of the 84 tokens that compete
     assert shares[0] < 0.4 < 0.6 < shares[1] < shares[2]
     assert shares[2] > 0.97
+
+
+def test_neither_attention_nor_draws_wait_for_the_device_at_each_step(ready: Prefilled) -> None:
+    reads = []
+    for tokens in (6, 18):
+        short = prepare(ready.target, ready.draft, PROMPT, TEXT[:tokens], VOCAB, DEPTH, window=1)
+        with HostReads() as seen:
+            attention = text_attention(short, DEPTH)
+            sampled_lists(attention, short, DEPTH, SELECTION, 1.0, np.random.default_rng(1))
+        reads.append(seen.count)
+    assert reads[0] == reads[1] > 0
 
 
 def test_sharper_draws_recover_more_and_the_oracle_bounds_them(ready: Prefilled) -> None:

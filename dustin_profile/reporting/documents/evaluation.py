@@ -77,7 +77,7 @@ class Evaluation(Document):
 
 
 class FidelityInputs(Part):
-    version: int = Field(le=1)
+    version: int = Field(le=2)
     models: Models
     data_sha256: str = ""
     tokens: int
@@ -90,17 +90,26 @@ class FidelityInputs(Part):
 
 class FidelityCell(Part):
     kl: Estimate
-    kl_median: float | Estimate | None = None
-    """Over windows, where a file has it."""
     arr: Estimate
     agreement: Estimate
     loss_difference: Estimate
     perplexity: float
     read: float
+    kl_median: float | None = None
+    """Over the windows of all documents, as is the one below."""
+    arr_median: float | None = None
+    windows: int | None = None
 
 
 class FullCell(Part):
     perplexity: float
+
+
+class Windows(Part):
+    """One value per verified window."""
+
+    kl: list[float]
+    arr: list[float]
 
 
 class Measured(Part):
@@ -108,6 +117,7 @@ class Measured(Part):
     arr: float
     read: float
     agreement: float | None = None
+    windows: Windows | None = None
 
 
 class FullMeasured(Part):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from dustin_profile.method_styles import label, style
 from dustin_profile.reporting.blocks import Block, Cell, Content, Figure, Figures, Group, Heading, Row, Table
 from dustin_profile.reporting.charts import Mark, intervals
-from dustin_profile.reporting.documents.evaluation import Fidelity
+from dustin_profile.reporting.documents.evaluation import Fidelity, FidelityCell
 from dustin_profile.reporting.measured import compared
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sections.by_tokens_read import kl_figure
@@ -62,7 +63,7 @@ def _table(data: Fidelity) -> Table:
                     [
                         Cell(label(method)),
                         read_cell(one.read, budget),
-                        cell(one.kl, 4),
+                        _kl(one),
                         cell(one.agreement),
                         cell(one.arr),
                         Cell(signed(one.loss_difference.mean)),
@@ -77,7 +78,17 @@ def _table(data: Fidelity) -> Table:
         f"{len(data.documents)} documents, {tokens} tokens of text, {data.inputs.depth + 1} verified at a time;"
         f" {where}. Best KL first within a budget. Brackets: 95 % intervals over documents."
     )
+    if medians := [one.windows for one in cells.values() if one.kl_median is not None and one.windows]:
+        note += f" Median: over {count(max(medians))} windows, what is verified at a time being one."
     return Table("Fidelity by policy and budget", HEADER, rows, note, markdown=True)
+
+
+def _kl(one: FidelityCell) -> Cell:
+    """The mean, and below it the interval and the median of windows."""
+    found = cell(one.kl, 4)
+    if one.kl_median is None:
+        return found
+    return replace(found, sub=f"{found.sub} median {plain(one.kl_median, 4)}".strip())
 
 
 def read_cell(read: float, budget: int) -> Cell:

@@ -86,12 +86,8 @@ def _fidelity(known: Measured, given: Given) -> list[Column]:
     medians = {method: cell.kl_median for method, cell in cells.items() if cell.kl_median is not None}
     if medians:
         shown: dict[Method, Cell] = {method: Cell("0", tone="muted") for method in full}
-        shown |= {
-            method: Cell(plain(value.mean if isinstance(value, Estimate) else value, 4))
-            for method, value in medians.items()
-        }
-        stated = {method: value for method, value in medians.items() if isinstance(value, Estimate)}
-        found.append(Column("KL, median", shown, {method: one.mean for method, one in stated.items()}, _stated(stated)))
+        shown |= {method: Cell(plain(value, 4)) for method, value in medians.items()}
+        found.append(Column("KL, median", shown))
     found.append(column("same choice", "agreement", 3, lower=False, at_full="1"))
     found.append(column("ARR", "arr", 3, lower=False, at_full="1", compact=False))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 from commands import Outcome, dustin_profile
@@ -50,6 +51,35 @@ def test_every_policy_and_its_bounds_in_one_table(tiny_pair: TinyPair, config: P
     text = (tmp_path / "fidelity" / "results.md").read_text()
     assert text.count("| ") > len(names) * 6
     assert str(tmp_path) not in json.dumps(document) + text
+
+
+def test_every_window_is_kept_and_medians_are_over_all(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
+    found = fidelity(tiny_pair, config, tmp_path, *methods("dustin", "h2o"), "--budget", 32, "--json")
+    assert found.code == 0, found.err
+    document = json.loads(found.out)
+    size = document["inputs"]["depth"] + 1
+    counts = [min(size, 11 - begin) for begin in range(0, 11, size)]  # of 12 tokens the first comes from the prefill
+    for name in ("dustin-k32", "h2o-k32"):
+        cells = [entry["cells"][name] for entry in document["documents"]]
+        for cell in cells:
+            kl, arr = cell["windows"]["kl"], cell["windows"]["arr"]
+            assert len(kl) == len(arr) == len(counts)
+            assert sum(k * n for k, n in zip(kl, counts, strict=True)) / 11 == pytest.approx(cell["kl"], rel=1e-5)
+            assert sum(arr) / len(arr) == pytest.approx(cell["arr"], rel=1e-5)
+            assert all(value == float(f"{value:.6g}") for value in (*kl, *arr))
+        summary = document["summary"][name]
+        for figure in ("kl", "arr"):
+            every = [value for cell in cells for value in cell["windows"][figure]]
+            assert summary["windows"] == len(every) == 3 * len(counts)
+            assert summary[f"{figure}_median"] == pytest.approx(median(every), rel=1e-6)
+            assert summary[f"{figure}_median"] != summary[figure]["mean"]
+    best = document["summary"]["dustin-k32"]
+    row = next(row for row in fidelity_stage.rows(document) if row[0] == "dustin-k32")
+    assert [fidelity_stage.HEADER[place] for place in (3, 5)] == ["median"] * 2
+    assert row[5] == f"{best['kl_median']:.4f}"
+    assert row[2].startswith(f"{best['arr']['mean']:.4f} [") and row[3] == f"{best['arr_median']:.4f}"
+    assert row[4].startswith(f"{best['kl']['mean']:.4f} [")
+    assert f"| {row[2]} | {row[3]} | {row[4]} | {row[5]} |" in (tmp_path / "fidelity" / "results.md").read_text()
 
 
 def test_methods_that_a_config_cannot_serve_are_left_out(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from commands import dustin_profile
 from html_page import Page
 from result_files import RESULTS
 
-from dustin_runtime.files import read_json
+from dustin_runtime.files import read_json, write_json
 
 FILES = sorted(RESULTS.glob("*.json"))
 
@@ -92,9 +92,30 @@ def test_fidelity_is_the_files(built: Built) -> None:
             cell, row = summary[f"{method}-k{budget}"], table.row(label, nth)
             beyond = f" +{cell['read'] - budget:.0f} over k" if cell["read"] > budget + 0.5 else ""
             assert row[1] == f"{cell['read']:,.0f}{beyond}"
-            assert row[2:5] == [shown(cell["kl"], 4), shown(cell["agreement"]), shown(cell["arr"])]
+            median = f" median {cell['kl_median']:.4f}"
+            assert row[2:5] == [shown(cell["kl"], 4) + median, shown(cell["agreement"]), shown(cell["arr"])]
             assert row[6] == f"{cell['perplexity']:.2f}"
     assert minus(f"{summary['arr_kl_rank_correlation']:+.3f}") in built.page.text
+    assert "Median: over 96 windows" in built.page.text
+
+
+def test_fidelity_of_an_older_file_has_no_medians(tmp_path: Path) -> None:
+    data = read_json(RESULTS / "fidelity-smollm2.json")
+    data["inputs"]["version"] = 1
+    for cell in data["summary"].values():
+        for name in ("kl_median", "arr_median", "windows"):
+            if isinstance(cell, dict):
+                cell.pop(name, None)
+    for document in data["documents"]:
+        for cell in document["cells"].values():
+            cell.pop("windows", None)
+    write_json(tmp_path / "old.json", data)
+    outcome = dustin_profile("report", tmp_path / "old.json", "-o", tmp_path / "out", "--no-figures", "-q")
+    assert outcome.code == 0, outcome.err
+    page = Page((tmp_path / "out" / "report.html").read_text())
+    row = page.table("Fidelity by policy and budget").row("Dustin (hybrid)")
+    assert row[2] == shown(data["summary"]["dustin-k512"]["kl"], 4)
+    assert "Median" not in page.text
 
 
 def test_speed_is_the_files_and_says_that_it_is_synthetic(built: Built) -> None:

@@ -194,14 +194,13 @@ def test_books_and_drift_are_columns(tmp_path: Path) -> None:
 
 
 def test_a_median_over_windows_is_shown_where_a_file_has_it(tmp_path: Path) -> None:
-    for number, median in enumerate((0.0625, {"mean": 0.0625, "low": 0.05, "high": 0.075, "method": "t"})):
-        data = fidelity(KL)
-        for name, cell in data["summary"].items():
-            if name != "full":
-                cell["kl_median"] = median
-        found = table(composed(tmp_path / str(number), data, answers("needle", "found", FOUND)))
-        place = found.rows[0].index("KL, median")
-        assert [found.row(name)[place] for name in ("vanilla", "SnapKV", "H2O")] == ["0", "0.0625", ""]
+    data = fidelity(KL)
+    for name, cell in data["summary"].items():
+        if name != "full":
+            cell["kl_median"] = 0.0625
+    found = table(composed(tmp_path, data, answers("needle", "found", FOUND)))
+    place = found.rows[0].index("KL, median")
+    assert [found.row(name)[place] for name in ("vanilla", "SnapKV", "H2O")] == ["0", "0.0625", ""]
 
 
 def test_the_short_version_has_the_columns_that_decide(tmp_path: Path) -> None:
