@@ -199,10 +199,10 @@ class Measured:
 
 
 def measured(evidence: Evidence) -> list[Measured]:
-    """Every pair that a method was measured of, in the order given."""
+    """Every pair that a method was measured of, that with most kinds of evidence first."""
     kinds = (Fidelity, Evaluation, Drift)
     pairs = dict.fromkeys(pair_of(source.data) for kind in kinds for source in evidence.of(kind))
-    return [_of_pair(evidence, pair) for pair in pairs if pair]
+    return sorted((_of_pair(evidence, pair) for pair in pairs if pair), key=lambda one: -one.kinds)
 
 
 def compared(evidence: Evidence) -> list[Measured]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from dustin_profile.method_styles import label, style
@@ -35,6 +35,7 @@ from dustin_profile.reporting.wording import (
     count,
     difference,
     interval,
+    listed,
     percent,
     plain,
     signed,
@@ -74,10 +75,8 @@ def _table(points: Sequence[Point]) -> Table:
         "over StreamingLLM",
         "same choice",
         "KL, nats",
-        "both on texts of",
         *tasks,
         "drift, nats",
-        "from prompts of",
     ]
     rows: list[Row | Group] = []
     for place, point in enumerate(points):
@@ -98,24 +97,29 @@ def _table(points: Sequence[Point]) -> Table:
             difference(gain) if gain else Cell(""),
             cell(measured.agreement) if measured else Cell(""),
             cell(measured.kl) if measured else Cell(""),
-            Cell(count(point.texts), "tokens") if point.texts else Cell(""),
             *(_answers(point.scores.get(title)) for title in tasks),
             Cell(plain(point.drift) if point.drift is not None else ""),
-            Cell(count(point.generated_from), "tokens") if point.generated_from else Cell(""),
         ]
         rows.append(Row(cells))
     note = (
         "ARR: share of the attention of retrieval heads on held-out documents, of the context that stands before it;"
-        " “all heads”: of all heads, on given texts. Same choice and KL: against full verification, on given texts,"
-        " whose length is their own."
-        + (
-            " Answers: Dustin's score, and its difference from vanilla's with its interval, paired by item."
-            if tasks
-            else ""
-        )
+        " “all heads”: of all heads, on given texts."
+        + _texts("Same choice and KL: against full verification, on given texts of", points, lambda point: point.texts)
+        + ("" if not tasks else " Below a score: its difference from vanilla's, paired by item.")
+        + _texts("Drift: of texts generated behind prompts of", points, lambda point: point.generated_from)
         + " Empty: not measured."
     )
     return Table("What each budget keeps", header, rows, note, markdown=True).without_empty()
+
+
+def _texts(said: str, points: Sequence[Point], tokens: Callable[[Point], int | None]) -> str:
+    """A sentence on how long the texts of a figure are; with the pairs where these differ."""
+    found = {(point.pair, length) for point in points if (length := tokens(point))}
+    if not found:
+        return ""
+    several = len({length for _, length in found}) > 1
+    lengths = dict.fromkeys(f"{count(length)} tokens" + (f" ({pair})" if several else "") for pair, length in found)
+    return f" {said} {listed(sorted(lengths))}."
 
 
 def _answers(score: Score | None) -> Cell:
@@ -125,7 +129,7 @@ def _answers(score: Score | None) -> Cell:
     if not minus:
         return Cell(plain(score.value))
     worse = minus.high is not None and minus.high < 0
-    return Cell(f"{plain(score.value)} {signed(minus.mean)}", interval(minus, sign=True), "bad" if worse else "")
+    return Cell(plain(score.value), f"{signed(minus.mean)} {interval(minus, sign=True)}", "bad" if worse else "")
 
 
 def headline_figures(evidence: Evidence) -> list[Figure]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dustin_profile.reporting.blocks import Card
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation
+from dustin_profile.reporting.measured import measured
 from dustin_profile.reporting.points import OWN, Point
 from dustin_profile.reporting.sections.bench import case_name
 from dustin_profile.reporting.sections.books import said
-from dustin_profile.reporting.sections.evaluation import SCORES
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.speeds import fastest, own_rows, ranked, synthetic
 from dustin_profile.reporting.titles import pair_of
@@ -42,21 +42,26 @@ def quality(points: Sequence[Point]) -> list[Card]:
 
 
 def answers(evidence: Evidence) -> list[Card]:
-    """What a task's answers lose."""
+    """What a task's answers lose, and what the books' own text does."""
     cards = []
-    for source in evidence.of(Evaluation):
-        if source.data.of_books:
-            cards += _perplexity(source.data)
-            continue
-        for entry in source.data.entries:
-            score, value = next(iter(entry.scores.items()))
-            minus = (entry.minus_vanilla or {}).get(score)
-            if entry.method == OWN and not entry.group and minus:
-                detail = f"{SCORES.get(score, score)}; {estimate(minus, sign=True)} against full verification, paired."
-                tag = f"k = {entry.budget}" if entry.budget else ""
-                task = source.data.task
-                cards.append(Card(f"Answers, {task}", plain(value.mean), detail, pair_of(source.data) or "", tag))
-                break
+    for known in measured(evidence):
+        for task in known.tasks:
+            own = {
+                budget: (score.value, score.minus)
+                for (method, budget), score in task.scores.items()
+                if method == OWN and score.minus
+            }
+            if not own:
+                continue
+            served = task.sources[0].data.inputs.selection.budget
+            budget = served if served in own else max(own, key=lambda k: k or 0)
+            value, minus = own.pop(budget)
+            name, _, figure = task.title.partition(", ")
+            detail = f"{figure}; {estimate(minus, sign=True)} against full verification, paired."
+            detail += "".join(f" At k = {k}: {plain(other)}." for k, (other, _) in own.items())
+            cards.append(Card(f"Answers, {name}", plain(value), detail, known.pair, f"k = {budget}"))
+        if known.books:
+            cards += _perplexity(known.books.sources[0].data)
     return cards
 
 

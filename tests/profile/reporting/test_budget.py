@@ -36,23 +36,25 @@ def needles(**scores: list[float]) -> dict[str, Any]:
     return answers("needle", "found", {("vanilla", None): EQUAL, **own})
 
 
-def test_the_smallest_budget_that_loses_nothing_is_named(tmp_path: Path) -> None:
-    said = budget(composed(tmp_path, fidelity(KEPT, agreement=0.95), needles(k512=EQUAL, k256=UNSURE, k128=WORSE)))
-    assert said.startswith("k = 256 is the smallest at which no task's score is below vanilla's")
-    assert "at least 90 % of tokens" in said
-    assert "(needle, facts found −0.050 [−0.209, +0.109]; same choice 0.950 [0.950, 0.950])" in said
-    assert "At k = 128, “needle, facts found” is −0.500" in said
-    assert "To find no loss is not to show that there is none: the intervals reach down to −0.209." in said
+def test_the_smallest_budget_that_loses_little_is_named(tmp_path: Path) -> None:
+    said = budget(composed(tmp_path, fidelity(KEPT, agreement=0.95), needles(k512=EQUAL, k256=EQUAL, k128=WORSE)))
+    assert said.startswith("k = 256 is the smallest at which every task's score is, by the whole 95 % interval")
+    assert "less than 10 % of vanilla's below it" in said
+    assert "(needle, facts found 0.000 [0.000, 0.000])" in said
+    assert "At k = 128, “needle, facts found” is −0.500" in said and "from vanilla's 0.875" in said
+    assert "full verification would choose 0.950 [0.950, 0.950] the same." in said
+
+
+def test_a_difference_that_may_be_large_is_a_fault(tmp_path: Path) -> None:
+    """To find no loss is not to show that there is none."""
+    said = budget(composed(tmp_path, needles(k512=EQUAL, k256=UNSURE)))
+    assert said.startswith("k = 512 is the smallest")
+    assert "At k = 256, “needle, facts found” is −0.050 [−0.209, +0.109] from vanilla's 0.875." in said
 
 
 def test_no_budget_is_named_below_one_that_fails(tmp_path: Path) -> None:
     said = budget(composed(tmp_path, fidelity(KEPT, agreement=0.95), needles(k512=WORSE, k256=EQUAL)))
     assert said.startswith("none of those that were judged will do") and "At k = 512, “needle" in said
-
-
-def test_choices_count_too(tmp_path: Path) -> None:
-    said = budget(composed(tmp_path, fidelity(KEPT, agreement=0.875), needles(k512=EQUAL, k256=EQUAL)))
-    assert said.startswith("none of those") and "At k = 512, same choice is 0.875." in said
 
 
 def test_every_task_of_the_pair_is_asked_for(tmp_path: Path) -> None:
@@ -61,24 +63,23 @@ def test_every_task_of_the_pair_is_asked_for(tmp_path: Path) -> None:
     assert budget(report).startswith("k = 512 is the smallest")  # 256 passed one task of two
 
 
-@pytest.mark.parametrize("case", ["tasks", "choices", "vanilla", "documents", "apart"])
+@pytest.mark.parametrize("case", ["tasks", "vanilla", "documents"])
 def test_what_is_missing_to_name_a_budget_is_said(case: str, tmp_path: Path) -> None:
-    wanted = {"tasks": "answers beside vanilla's", "choices": "same choice (dustin-profile eval fidelity)"}
-    documents = {
-        "tasks": [fidelity(KEPT)],
-        "choices": [needles(k512=EQUAL)],
-        "vanilla": [fidelity(KEPT), answers("needle", "found", {("dustin", 512): EQUAL})],
-        "documents": [fidelity(KEPT), needles(k512=EQUAL)],
-        "apart": [fidelity(KEPT), needles(k64=EQUAL)],
+    alone = {
+        "tasks": [],
+        "vanilla": [answers("needle", "found", {("dustin", 512): EQUAL})],
+        "documents": [answers("needle", "found", {("vanilla", None): [1.0], ("dustin", 512): [1.0]})],
     }[case]
-    if case == "documents":
-        documents[1] = answers("needle", "found", {("vanilla", None): [1.0], ("dustin", 512): [1.0]})
-    said = budget(composed(tmp_path, *documents))
-    if case == "apart":
-        assert said == "none is named, since no budget has all of them measured: needle, facts found and same choice."
-    else:
-        assert said.startswith("none is named, since this was not measured: ")
-        assert (wanted["tasks"] in said, wanted["choices"] in said) == (case != "choices", case == "choices")
+    said = budget(composed(tmp_path, fidelity(KEPT), *alone))
+    assert said.startswith("none is named, since this was not measured: answers beside vanilla's")
+
+
+def test_tasks_of_different_budgets_are_not_joined(tmp_path: Path) -> None:
+    recalled = answers("recall", "recalled", {("vanilla", None): EQUAL, ("dustin", 512): EQUAL})
+    said = budget(composed(tmp_path, needles(k64=EQUAL), recalled))
+    assert said == (
+        "none is named, since no budget has all of them measured: needle, facts found and recall, facts recalled."
+    )
 
 
 def test_the_config_to_deploy_goes_with_the_budget(tmp_path: Path) -> None:
@@ -91,8 +92,9 @@ def test_the_config_to_deploy_goes_with_the_budget(tmp_path: Path) -> None:
     found = compose(gather([tmp_path / "config.yaml", *sorted(tmp_path.glob("*.json"))]))
     assert budget(found).endswith("To deploy: dustin-run generate --config config.yaml --budget 256.")
     assert "**To deploy:**" not in markdown(found, None)
-    documents[0]["summary"]["dustin-k512"]["agreement"]["mean"] = 0.5
-    (tmp_path / "0.json").write_text(json.dumps(documents[0]))
+    worse = needles(k512=WORSE, k256=EQUAL)
+    worse["inputs"]["models"] = models
+    (tmp_path / "1.json").write_text(json.dumps(worse))
     found = compose(gather([tmp_path / "config.yaml", *sorted(tmp_path.glob("*.json"))]))
     assert "**To deploy:** dustin-run generate --config config.yaml (smollm2 with self:6, k = 128)." in markdown(
         found, None
