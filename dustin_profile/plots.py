@@ -85,7 +85,8 @@ def fidelity_curves(path: Path, curves: Mapping[str, Sequence[tuple[float, float
         read, kl, arr = zip(*sorted(points), strict=True)
         left.plot(read, kl, label=name, **style(name).line)
         right.plot(read, arr, **style(name).line)
-    left.set(xscale="log", yscale="log", xlabel="prefix tokens read", ylabel="KL(full || policy), nats")
+    log_marks(left)
+    left.set(xscale="log", xlabel="prefix tokens read", ylabel="KL(full || policy), nats")
     right.set(xscale="log", xlabel="prefix tokens read", ylabel="attention recovery rate")
     ticks = [2**power for power in range(3, 18)]
     for axes in (left, right):
