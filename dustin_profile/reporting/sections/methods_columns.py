@@ -150,15 +150,22 @@ def _estimates(
 
 
 def _stated(found: Mapping[Method, Estimate]) -> Alike:
-    """Whether a method's own interval holds the best one's mean."""
+    """Whether a method's own interval holds the best one's mean, or the other way round.
+
+    Either will do: of a few documents that all agree the interval is a point, and tells nothing apart.
+    """
 
     def alike(method: Method, best: Method) -> bool | None:
         one, other = found.get(method), found.get(best)
-        if not one or not other or one.low is None or one.high is None:
+        if not one or not other or None in (one.low, one.high, other.low, other.high):
             return None
-        return one.low - SLACK <= other.mean <= one.high + SLACK
+        return _holds(one, other.mean) or _holds(other, one.mean)
 
     return alike
+
+
+def _holds(one: Estimate, value: float) -> bool:
+    return one.low is not None and one.high is not None and one.low - SLACK <= value <= one.high + SLACK
 
 
 def _paired(given: Given, figure: str) -> Alike:
