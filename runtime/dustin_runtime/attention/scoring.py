@@ -182,6 +182,15 @@ def received_mass(q: Tensor, k: Tensor) -> Tensor:
     Returns:
         [batch, kv_heads, group, keys] fp32: softmax rows, summed over the tokens.
     """
+    if usable(q, heads_of=q.shape[-1]):
+        from dustin_runtime.kernels import mass
+
+        return mass.received_mass(q, k)
+    return received_mass_reference(q, k)
+
+
+def received_mass_reference(q: Tensor, k: Tensor) -> Tensor:
+    """The same in plain torch, `MASS_QUERIES` at a time."""
     batch, tokens, query_heads = q.shape[:3]
     keys, kv_heads = k.shape[1:3]
     size = (batch, kv_heads, query_heads // kv_heads, keys)
