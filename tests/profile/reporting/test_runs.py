@@ -194,8 +194,11 @@ def test_needles_are_a_grid_and_answers_a_table(tmp_path: Path) -> None:
     assert (grid["x_names"], grid["y_names"]) == (["1,024", "8,192"], ["0.0", "0.5"])
     _, page, _ = report(tmp_path / "needle.json", "-o", tmp_path / "page.html")
     assert "summary" not in sections  # nothing of the project's own was measured
-    row = page.table("Scores by group of items and method").row("StreamingLLM k = 128")
-    assert row[1:5] == ["0.625 [0.500, 0.750]", "−0.375 [−0.500, −0.250]", "10", "3"]
+    table = page.table("Scores by group of items and method")
+    row = table.row("StreamingLLM k = 128")
+    assert row[1:] == ["0.625 [0.500, 0.750]", "−0.375 [−0.500, −0.250]", "10", "3", "900", "2.50"]
+    assert table.rows[0] == ["method", "facts found", "minus vanilla", "items", "same text", "tokens read", "τ"]
+    assert "Measured on cpu, float32." in page.text and "tokens/s is what one reader sees" not in page.text
 
 
 def test_longbench_has_its_averages(tmp_path: Path, changed: Callable[..., Path]) -> None:
