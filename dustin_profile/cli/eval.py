@@ -96,6 +96,7 @@ def evaluate(
     quiet: bool,
     finish: Callable[[dict[str, Any]], None] = lambda results: None,
     show: Callable[[dict[str, Any]], None] | None = None,
+    write: Callable[[Path, dict[str, Any]], None] | None = None,
 ) -> None:
     """What every task's command does.
 
@@ -103,8 +104,10 @@ def evaluate(
         make_task: called once the pair's shapes and tokenizer are known, before its weights are read.
         finish: adds to the results what the task alone can say.
         show: prints the table; by default that of scores.
+        write: writes the results for people to the run's folder; by default `results.md` with the table of scores.
     """
     from dustin_profile.check import open_models
+    from dustin_profile.evaluation import answers
     from dustin_profile.evaluation.runner import Run, make_cells
     from dustin_profile.evaluation.summary import summarise, write_results
     from dustin_profile.rundir import locked
@@ -123,13 +126,14 @@ def evaluate(
         results = summarise(run)
         finish(results)
         write_results(run, results)
+        (write or answers.write)(run.folder, results)
     if as_json:
         print(json.dumps(results))
     else:
         from dustin_profile.cli.tables import eval_table
 
         (show or eval_table)(results)
-        print(f"{run.folder / 'results.json'}  {run.folder / 'rows.parquet'}")
+        print("  ".join(str(run.folder / name) for name in ("results.json", "results.md", "rows.parquet")))
 
 
 def results_folder(config: Path, served: DustinConfig) -> Path:

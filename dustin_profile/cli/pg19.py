@@ -55,7 +55,6 @@ def pg19(
         fidelity = fidelity_stage.run(folder / "perplexity", texts, sparse, overwrite)
         results["entries"] = [e for e in results["entries"] if (e["method"], e["budget"]) in cells]
         add_perplexity(results, fidelity, folder / "rows")
-        write(folder, results)
 
     def show(results: dict[str, Any]) -> None:
         from dustin_profile.cli.tables import plain_table
@@ -74,4 +73,5 @@ def pg19(
         quiet,
         finish,
         show,
+        write,
     )

@@ -61,30 +61,20 @@ def plain_table(title: str, header: list[str], rows: list[list[str]]) -> None:
 
 def eval_table(results: dict[str, Any]) -> None:
     """Scores per group of items and of all, a row per method and budget, with the difference from full verification."""
+    from dustin_profile.evaluation import answers
+
     models = " with ".join(results["pair"][side]["id"] for side in ("target", "draft"))
-    title = f"{results['task']}: {models}"
-    table = Table(title=title, box=None, header_style="bold", title_justify="left")
+    table = Table(title=f"{results['task']}: {models}", box=None, header_style="bold", title_justify="left")
     for name in ("items", "method", "k"):
         table.add_column(name)
-    first = next(iter(results["entries"][0]["scores"]))
+    first = answers.score_of(results)
     for name in ("n", f"{first}, 95 %", "- vanilla, 95 %", "same text", "read", "tau", "tokens/s"):
         table.add_column(name, justify="right")
-    groups = {tuple(entry["group"].items()): None for entry in results["entries"]}
-    if len(groups) == 2:  # one group, which is all items
-        del groups[()]
-    for group in sorted(groups, key=lambda found: not found):  # all items last
-        for place, entry in enumerate(e for e in results["entries"] if tuple(e["group"].items()) == group):
-            lost = entry["minus_vanilla"]
-            table.add_row(
-                (", ".join(value for _, value in group) or "all") if place == 0 else "",
-                entry["method"],
-                str(entry["budget"] or ""),
-                str(entry["items"]),
-                _with_interval(entry["scores"][first], ".4f"),
-                _with_interval(lost[first], "+.4f") if lost else "",
-                "" if entry["same_text"] is None else str(entry["same_text"]),
-                *("" if entry[x] is None else f"{entry[x]:.{d}f}" for x, d in _FIGURES),
-            )
+    for group in sorted(answers.groups(results), key=lambda found: not found):  # all items last, above the prompt
+        for place, entry in enumerate(answers.entries(results, group)):
+            name = answers.title(group) if place == 0 else ""
+            speed = "" if entry["tokens_per_s"] is None else f"{entry['tokens_per_s']:.1f}"
+            table.add_row(name, *answers.cells(entry, first), speed)
     _print(table)
     for entry in results.get("averages", ()):
         budget = f" k = {entry['budget']}" if entry["budget"] else ""
@@ -92,15 +82,6 @@ def eval_table(results: dict[str, Any]) -> None:
             f"{entry['method']}{budget}: mean of {entry['tasks']} tasks {entry['plain']:.4f},"
             f" weighted by their sizes {entry['weighted']:.4f}"
         )
-
-
-_FIGURES = (("tokens_read", 0), ("tau", 2), ("tokens_per_s", 1))
-"""What a row of `eval_table` ends with, and decimals."""
-
-
-def _with_interval(found: dict[str, Any], form: str) -> str:
-    ends = "" if found["low"] is None else f" [{found['low']:{form}}, {found['high']:{form}}]"
-    return f"{found['mean']:{form}}{ends}"
 
 
 def price_table(prices: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pair_of
 from dustin_profile.reporting.wording import cell, count, difference, plain
 
-HEADER = ("method", "score", "minus vanilla", "items", "same text", "tokens read", "τ", "tokens/s")
+HEADER = ("method", "score", "minus vanilla", "items", "same text", "tokens read", "τ")
+"""No speed: items of a batch share the device with others' prompts. It is measured by `eval pg19` and the bench."""
 MARKDOWN_ROWS = 40
 """More belong on the page alone."""
 SCORES = {"found": "facts found", "recalled": "facts recalled", "score": "score"}
@@ -86,7 +87,7 @@ def _table(data: Evaluation) -> Table:
         rows += [_row(entry, score) for entry in data.entries if entry.group == group]
     header = [SCORES.get(score, score) if name == "score" else name for name in HEADER]
     where = ", ".join(part for part in (data.inputs.device, data.inputs.dtype) if part)
-    note = f"Measured on {where}. tokens/s is what one reader sees, on that device." if where else ""
+    note = f"Measured on {where}." if where else ""
     short = not data.averages and len(rows) <= MARKDOWN_ROWS
     return Table("Scores by group of items and method", header, rows, note, markdown=short)
 
@@ -101,7 +102,6 @@ def _row(entry: Entry, score: str) -> Row:
         Cell("" if entry.same_text is None else f"{entry.same_text}"),
         Cell("" if entry.tokens_read is None else count(entry.tokens_read)),
         Cell("" if entry.tau is None else plain(entry.tau, 2)),
-        Cell("" if entry.tokens_per_s is None else plain(entry.tokens_per_s, 1)),
     ]
     return Row(cells, strong=style(entry.method).own)
 

@@ -16,7 +16,7 @@ import pytest
 from commands import Outcome, dustin_profile
 from tiny_pair import TinyPair
 
-from dustin_profile.evaluation import shared_prompts
+from dustin_profile.evaluation import answers, shared_prompts
 from dustin_profile.evaluation.rows import RowFile
 from dustin_profile.evaluation.runner import Cell, chunks, end_of
 from dustin_profile.evaluation.tasks import Item
@@ -130,6 +130,8 @@ def test_every_method_is_scored_on_the_same_items(
         ("sd", None, 2),
     ]
     assert results["inputs"]["selection"]["m"] == 20
+    text = (tmp_path / "longbench" / "results.md").read_text()
+    assert text == answers.markdown(results) and "## Averages over tasks" in text
     frame = pandas.read_parquet(tmp_path / "longbench" / "rows.parquet")
     assert len(frame) == 4 * (3 + 4 * 2)
     assert {"method", "budget", "id", "task", "category", "text", "score_score", "tau", "prompt_tokens"} <= set(frame)

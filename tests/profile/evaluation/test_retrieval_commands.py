@@ -9,6 +9,9 @@ import pytest
 from commands import Outcome, dustin_profile
 from tiny_pair import TinyPair
 
+from dustin_profile.evaluation import answers
+
+FIGURES = (("tokens_read", 0), ("tau", 2), ("tokens_per_s", 1))
 SMALL = {
     "needle": ("--length", 300, "--depth-at", 0, "--depth-at", 1, "--needle-count", 2),
     "recall": (
@@ -41,6 +44,22 @@ def test_a_row_per_item_and_a_cell_per_group(
         lines = (tmp_path / task / "rows" / f"{name}.jsonl").read_text().splitlines()
         assert len(lines) == 4
         assert {row["group"]["length"] for row in map(json.loads, lines)} == {groups[0]["length"]}
+    text = (tmp_path / task / "results.md").read_text()
+    assert text == answers.markdown(document)
+    assert text.startswith(f"# {task}: {document['pair']['target']['id']} with {document['pair']['draft']['id']}\n")
+    names = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if "| vanilla |" in line]
+    parts = [group for group in named if group]
+    assert names == ["all", *(", ".join(group.values()) for group in parts)]
+    shown = evaluate(tiny_pair, task, config, tmp_path, "--method", "vanilla", "--method", "snapkv-8")
+    assert [Path(path).name for path in shown.out.split()[-3:]] == ["results.json", "results.md", "rows.parquet"]
+    assert all(Path(path).is_file() for path in shown.out.split()[-3:])
+    rows = [line.split() for line in shown.out.splitlines() if "snapkv-8" in line]
+    score = answers.score_of(document)
+    assert len(rows) == 3
+    for row, group in zip(rows, [*parts, {}], strict=True):  # all items last on the terminal
+        (entry,) = (e for e in document["entries"] if (e["method"], e["group"]) == ("snapkv-8", group))
+        assert row[:4] == ["snapkv-8", "64", str(entry["items"]), f"{entry['scores'][score]['mean']:.4f}"]
+        assert row[-3:] == [f"{entry[name]:.{digits}f}" for name, digits in FIGURES]
 
 
 @pytest.mark.parametrize(

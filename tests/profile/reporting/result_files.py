@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +18,8 @@ from dustin_profile.statistics import interval
 from dustin_runtime.files import read_json
 
 RESULTS = Path(__file__).parents[3] / "results"
+QWEN = RESULTS / "eval-qwen-coder1.5b_0.5b"
+"""Every evaluation of that pair, a folder each."""
 
 
 def evaluation(task: str, groups: list[dict[str, str]], scores: dict[str, list[float]]) -> dict[str, Any]:
@@ -240,6 +242,44 @@ def fidelity(kl: Mapping[Method, Sequence[float]], *, pair: str = "", agreement:
 
 def _models(pair: str) -> dict[str, Any]:
     return {side: {"id": f"{pair}{side}", "revision": None, "sha256": "0" * 64} for side in ("target", "draft")}
+
+
+def searched_again(search: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """What a search would have found on the same traces at a budget several times as large.
+
+    Every share of attention that is missed is divided by the same number, so that differences and intervals still fit
+    their policies, and every split of the budget is multiplied by it.
+    """
+
+    def kept(value: float) -> float:
+        return 1 - (1 - value) / times
+
+    def estimate(found: Mapping[str, Any], change: Callable[[float], float]) -> dict[str, Any]:
+        return {**found, **{name: change(found[name]) for name in ("mean", "low", "high")}}
+
+    def policy(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **{name: estimate(found[name], kept) for name in ("arr", "prefix_arr")},
+            "in_sample_arr": kept(found["in_sample_arr"]),
+            "per_document": {name: kept(value) for name, value in found["per_document"].items()},
+        }
+
+    chosen, m = search["selection"], search["m"]
+    return {
+        **search,
+        "selection": {**chosen, "budget": times * chosen["budget"], "m": times * chosen["m"]},
+        "policies": {name: policy(found) for name, found in search["policies"].items()},
+        "hybrid_minus": {
+            name: estimate(gain, lambda value: value / times) for name, gain in search["hybrid_minus"].items()
+        },
+        "m": {
+            **m,
+            "chosen": times * m["chosen"],
+            "interval": [times * end for end in m["interval"]],
+            "flat": [times * end for end in m["flat"]],
+            "curve": [kept(value) for value in m["curve"] for _ in range(times)],
+        },
+    }
 
 
 def composed(folder: Path, *documents: dict[str, Any]) -> Report:

@@ -10,19 +10,27 @@ from typing import Any
 import pytest
 from commands import dustin_profile
 from html_page import Page
-from result_files import RESULTS
+from result_files import QWEN, RESULTS, searched_again
 
+from dustin_profile.reporting.page import html
+from dustin_profile.reporting.report import compose
+from dustin_profile.reporting.sources import gather
 from dustin_runtime.files import read_json, write_json
 
-FILES = sorted(RESULTS.glob("*.json"))
+DRIFT = QWEN / "drift" / "results.json"
+FILES = [*sorted(RESULTS.glob("*.json")), DRIFT]
+SEARCH = "arr-qwen-coder1.5b_0.5b"
 
 
 class Built:
-    """A report of the committed files."""
+    """A report of committed files, and of a search of the same pair at twice the budget, which goes before them."""
 
     def __init__(self, folder: Path) -> None:
         output = folder / "out" / "page.html"
-        outcome = dustin_profile("report", *FILES, "--output", output, "--json", "--quiet")
+        again = folder / f"{SEARCH}-k512.json"
+        write_json(again, searched_again(read_json(RESULTS / f"{SEARCH}.json"), 2))
+        self.files = [again, *FILES]
+        outcome = dustin_profile("report", *self.files, "--output", output, "--json", "--quiet")
         assert (outcome.code, outcome.err) == (0, "")
         self.document: dict[str, Any] = json.loads(outcome.out)
         self.folder = output.parent
@@ -57,7 +65,7 @@ def test_it_says_what_it_wrote_and_left_out(built: Built) -> None:
     for path in written:
         if path.suffix == ".png":
             assert path.read_bytes().startswith(b"\x89PNG")
-    assert len(document["sources"]) == len(FILES)
+    assert len(document["sources"]) == len(built.files)
     assert document["sections"][0] == "summary"
     assert list(document["omitted"]) == ["recovery", "books", "eval", "needle", "overhead", "stability"]
     for command in document["omitted"].values():
@@ -65,9 +73,9 @@ def test_it_says_what_it_wrote_and_left_out(built: Built) -> None:
         assert command in built.markdown
 
 
-@pytest.mark.parametrize(("name", "nth"), [("arr-qwen-coder1.5b_0.5b-k512", 0), ("arr-qwen-coder1.5b_0.5b", 1)])
+@pytest.mark.parametrize(("name", "nth"), [(f"{SEARCH}-k512", 0), (SEARCH, 1), ("arr-smollm2", 2)])
 def test_arr_is_the_files(built: Built, name: str, nth: int) -> None:
-    data = read_json(RESULTS / f"{name}.json")
+    data = read_json(next(path for path in built.files if path.stem == name))
     table = built.page.table("Attention recovered by policy", nth)
     labels = {"oracle": "oracle, one list", "hybrid": "Dustin (hybrid)", "streaming": "StreamingLLM"}
     for policy, label in labels.items():
@@ -77,10 +85,13 @@ def test_arr_is_the_files(built: Built, name: str, nth: int) -> None:
         assert row[2] == (shown(data["hybrid_minus"][policy], sign="+") if policy != "hybrid" else "")
         assert row[3] == f"{found['prefix_arr']['mean']:.3f}"
         assert row[4] == f"{found['in_sample_arr']:.3f}"
-    k = data["selection"]["budget"]
-    summary = built.page.table("What each budget keeps").row(f"k = {k}")
-    assert summary[2] == shown(data["policies"]["hybrid"]["arr"])
-    assert summary[4] == shown(data["hybrid_minus"]["streaming"], sign="+")
+    kept = built.page.table("What each budget keeps")
+    pair = " with ".join(data["pair"][side]["id"].removesuffix(".gguf") for side in ("target", "draft"))
+    start = next(number for number, row in enumerate(kept.rows) if row == [pair])
+    summary = next(row for row in kept.rows[start:] if row[0] == f"k = {data['selection']['budget']}")
+    assert summary[kept.rows[0].index("ARR")] == shown(data["policies"]["hybrid"]["arr"])
+    gain = shown(data["hybrid_minus"]["streaming"], sign="+")
+    assert summary[kept.rows[0].index("over StreamingLLM")] == gain
     assert f"Any m from {data['m']['flat'][0]} to {data['m']['flat'][1]} is within 0.001" in built.page.text
 
 
@@ -144,23 +155,91 @@ def test_speed_is_the_files_and_says_that_it_is_synthetic(built: Built) -> None:
 
 
 def test_drift_and_generation_are_the_files(built: Built) -> None:
-    drift = read_json(RESULTS / "drift-qwen-coder1.5b_0.5b.json")["summary"]
+    drift = read_json(DRIFT)["summary"]
     table = built.page.table("Drift")
+    assert len([row for row in table.rows[1:] if len(row) > 1]) == len(drift)
     for cell, label, nth in (
+        ("sd", "classic SD", 0),
         ("dustin-k512", "Dustin (hybrid)", 0),
         ("dustin-k256", "Dustin (hybrid)", 1),
-        ("dustin-t-k256", "Dustin-T (history)", 0),
+        ("dustin-t-k256", "Dustin-T (history)", 1),
+        ("dustin-t-k128", "Dustin-T (history)", 2),
     ):
-        row, buckets = table.row(label, nth), drift[cell]["by_tokens"]
-        assert row[1] == shown(drift[cell]["kl"])
+        found, row, buckets = drift[cell], table.row(label, nth), drift[cell]["by_tokens"]
+        assert row[1] == shown(found["kl"])
         assert row[2:4] == [f"{b['kl']:.3f} to {b['tokens']}" for b in (buckets[0], buckets[-1])]
-        assert row[4] == f"{drift[cell]['agreement']['mean']:.3f}"
-    assert "as generation goes on: drift-qwen-coder1.5b_0.5b.json, k = 256." in built.page.text
+        assert row[4] == shown(found["agreement"])
+        assert row[5:] == [f"{found['tau']:.2f}", f"{found['read']:,.0f}", f"{found['repeated']:.2f}"]
+    pair = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M with Qwen2.5-Coder-0.5B-Instruct.Q4_K_M"
+    assert f"as generation goes on: {pair}, k = 256." in built.page.text
     methods = read_json(RESULTS / "generate-qwen-coder1.5b_0.5b.json")["methods"]
     row = built.page.table("Generation").row("Dustin-D (lookahead), k = 256")
     statistics, compared = methods["dustin-d, k=256"]["statistics"], methods["dustin-d, k=256"]["compare"]
     assert row[1] == f"{statistics['tau']:.2f}"
     assert row[4] == f"{compared['equal_rows']} of {compared['rows']}"
+
+
+def test_drift_of_an_older_file_is_named_by_it(tmp_path: Path, undrawn: None) -> None:
+    """Models, τ, tokens read and repetition were not in it."""
+    data = read_json(DRIFT)
+    data["inputs"] = {name: data["inputs"][name] for name in ("version", "context", "tokens")}
+    for cell in data["summary"].values():
+        for name in ("tau", "read", "repeated"):
+            del cell[name]
+    write_json(tmp_path / "older.json", data)
+    page = Page(html(compose(gather([tmp_path / "older.json"]))))
+    assert "as generation goes on: older.json, k = 256." in page.text
+    assert page.table("Drift").rows[0] == ["method", "mean KL, nats", "first tokens", "last tokens", "same choice"]
+
+
+def test_methods_side_by_side_are_the_files(tmp_path: Path, undrawn: None) -> None:
+    """Every figure of some rows, each from its own file, with the losses that an interval is certain of."""
+    names = ("fidelity", "needle", "recall", "longbench", "pg19", "drift")
+    found = {name: read_json(QWEN / name / "results.json") for name in names}
+    page = Page(html(compose(gather([QWEN / name / "results.json" for name in names]))))
+    table = page.table("Methods side by side")
+    header = table.rows[0]
+    scored = {
+        "needle": ("needle, facts found", "found"),
+        "recall": ("recall, facts recalled", "recalled"),
+        "longbench": ("multi_news, ROUGE-L", "score"),
+    }
+    lost = 0
+    for method, k, label, nth in (
+        ("dustin", 256, "Dustin (hybrid)", 1),
+        ("dustin", 128, "Dustin (hybrid)", 2),
+        ("streaming", 256, "StreamingLLM", 1),
+        ("snapkv", 512, "SnapKV", 0),
+    ):
+        row = dict(zip(header, table.row(label, nth), strict=True))
+        given, drift = found["fidelity"]["summary"][f"{method}-k{k}"], found["drift"]["summary"][f"{method}-k{k}"]
+        beyond = f" +{given['read'] - k:.0f} over k" if given["read"] > k + 0.5 else ""
+        assert row["tokens read"] == f"{given['read']:,.0f}{beyond}"
+        assert [row["KL, nats"], row["KL, median"]] == [f"{given['kl']['mean']:.4f}", f"{given['kl_median']:.4f}"]
+        assert [row["same choice"], row["ARR"]] == [f"{given[name]['mean']:.3f}" for name in ("agreement", "arr")]
+        for task, (title, score) in scored.items():
+            entry = total(found[task], method, k)
+            loss = entry["minus_vanilla"][score]
+            certain = loss["low"] > 0 or loss["high"] < 0
+            lost += certain
+            difference = minus(f" {loss['mean']:+.3f}") if certain else ""
+            assert row[title] == f"{entry['scores'][score]['mean']:.3f}{difference}"
+        assert [row["drift, KL"], row["τ"]] == [f"{drift['kl']['mean']:.4f}", f"{drift['tau']:.2f}"]
+        assert row["drift, same choice"] == f"{drift['agreement']['mean']:.3f}"
+        books = total(found["pg19"], method, k)
+        assert row["pg19, perplexity"] == (f"{books['perplexity']:.2f}" if books else "")
+        assert row["pg19, tokens/s"] == (f"{books['speed_by_document']['mean']:.1f}" if books else "")
+    assert 0 < lost < 12  # some losses are certain and some are not, so both forms were compared
+    full = dict(zip(header, table.row("vanilla"), strict=True))
+    assert [full[name] for name in ("KL, nats", "same choice", "ARR")] == ["0", "1", "1"]
+    for task, (title, score) in scored.items():
+        assert full[title] == f"{total(found[task], 'vanilla', None)['scores'][score]['mean']:.3f}"
+
+
+def total(results: dict[str, Any], method: str, budget: int | None) -> dict[str, Any]:
+    """The entry of all items; empty where there is none."""
+    entries = (entry for entry in results["entries"] if (entry["method"], entry["budget"]) == (method, budget))
+    return next((entry for entry in entries if not entry["group"]), {})
 
 
 def test_where_it_came_from_is_there(built: Built) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands import SEARCH, dustin_profile
 from html_page import Page
-from result_files import RESULTS, evaluation, overhead, recovery, stability
+from result_files import QWEN, RESULTS, evaluation, overhead, recovery, searched_again, stability
 from tiny_pair import TinyPair
 
 from dustin_profile.evaluation.arr.layers import LAYER_POLICIES
@@ -47,6 +47,14 @@ def run(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
         outcome = dustin_profile(*command)
         assert outcome.code == 0, outcome.err
     return folder
+
+
+@pytest.fixture
+def twice(tmp_path: Path) -> Path:
+    """A search of the committed Qwen pair on the same traces at k = 512, twice the budget."""
+    path = tmp_path / "arr-qwen-coder1.5b_0.5b-k512.json"
+    path.write_text(json.dumps(searched_again(read_json(RESULTS / "arr-qwen-coder1.5b_0.5b.json"), 2)))
+    return path
 
 
 def report(*arguments: object) -> tuple[dict[str, Any], Page, str]:
@@ -98,9 +106,14 @@ def test_a_run_directory_explains_its_config(run: Path, tmp_path: Path) -> None:
     names = {Path(path).stem for path in document["written"]}
     assert {"heads-target-1", "heads-draft-2", "needle-1", "needle-2", "config-m", "arr", "drift"} <= names
     drift = read_json(run / "drift" / "results.json")["summary"]
-    for k in (64, 48):
-        kl = drift[f"dustin-k{k}"]["kl"]["mean"]
-        assert page.table("What each budget keeps").row(f"k = {k}")[-2:] == [f"{kl:.3f}", "64 tokens"]
+    kept = page.table("What each budget keeps")
+    place = kept.rows[0].index("drift, nats")
+    for k in (64, 48, 32):
+        assert kept.row(f"k = {k}")[place] == f"{drift[f'dustin-k{k}']['kl']['mean']:.3f}"
+    assert "Drift: of texts generated behind prompts of 64 tokens." in page.text
+    given = read_json(run / "fidelity" / "results.json")["documents"]
+    longest = max(one["prompt_tokens"] + one["text_tokens"] for one in given)
+    assert f"against full verification, on given texts of {longest:,} tokens." in page.text
     assert str(tmp_path.parent) not in text
     assert str(run.parent) not in text
 
@@ -157,17 +170,15 @@ def test_every_method_has_a_look_of_its_own() -> None:
     assert len(drawn) == len(looks)
 
 
-def test_searches_at_several_budgets_become_a_curve() -> None:
-    evidence = gather([RESULTS / "arr-qwen-coder1.5b_0.5b.json", RESULTS / "arr-qwen-coder1.5b_0.5b-k512.json"])
+def test_searches_at_several_budgets_become_a_curve(twice: Path) -> None:
+    files = [RESULTS / "arr-qwen-coder1.5b_0.5b.json", twice]
+    evidence = gather(files)
     found = {section.key: content for section, content in compose(evidence).sections}["budget"].figures
     assert len(found) == 1
     curves = found[0].draw.keywords["curves"]  # type: ignore[attr-defined]
     own = next((x, y) for style, x, y in curves if style.own)
-    means = [
-        read_json(RESULTS / f"arr-qwen-coder1.5b_0.5b{k}.json")["policies"]["hybrid"]["arr"]["mean"]
-        for k in ("", "-k512")
-    ]
-    assert own == ([256, 512], means)
+    means = [read_json(path)["policies"]["hybrid"]["arr"]["mean"] for path in files]
+    assert own == ([256, 512], means) and means[0] < means[1]
     alone = gather([RESULTS / "arr-smollm2.json"])
     assert "budget" not in [section.key for section, _ in compose(alone).sections]
 
@@ -183,8 +194,11 @@ def test_needles_are_a_grid_and_answers_a_table(tmp_path: Path) -> None:
     assert (grid["x_names"], grid["y_names"]) == (["1,024", "8,192"], ["0.0", "0.5"])
     _, page, _ = report(tmp_path / "needle.json", "-o", tmp_path / "page.html")
     assert "summary" not in sections  # nothing of the project's own was measured
-    row = page.table("Scores by group of items and method").row("StreamingLLM k = 128")
-    assert row[1:5] == ["0.625 [0.500, 0.750]", "−0.375 [−0.500, −0.250]", "10", "3"]
+    table = page.table("Scores by group of items and method")
+    row = table.row("StreamingLLM k = 128")
+    assert row[1:] == ["0.625 [0.500, 0.750]", "−0.375 [−0.500, −0.250]", "10", "3", "900", "2.50"]
+    assert table.rows[0] == ["method", "facts found", "minus vanilla", "items", "same text", "tokens read", "τ"]
+    assert "Measured on cpu, float32." in page.text and "tokens/s is what one reader sees" not in page.text
 
 
 def test_longbench_has_its_averages(tmp_path: Path, changed: Callable[..., Path]) -> None:
@@ -195,7 +209,7 @@ def test_longbench_has_its_averages(tmp_path: Path, changed: Callable[..., Path]
     (tmp_path / "longbench.json").write_text(json.dumps(found))
     document, page, _ = report(tmp_path / "longbench.json", "-o", tmp_path / "page.html")
     assert document["sections"][0] == "summary"
-    assert "facts found; −0.062 [−0.188, +0.062] against full verification, paired." in page.text
+    assert "average of 2 tasks; −0.062 [−0.188, +0.062] against full verification, paired." in page.text
     assert "needle" in document["omitted"]
     assert not {"summary", "limits", "provenance"} & set(document["omitted"])
     table = page.table("Averages over tasks")
@@ -291,9 +305,13 @@ def test_continued_books_are_judged_by_perplexity(tmp_path: Path) -> None:
     assert [mark.label for mark in marks] == ["Dustin (hybrid), k = 256", "StreamingLLM, k = 256"]
 
 
-def test_a_real_speed_of_a_pair_with_quality_leads(tmp_path: Path) -> None:
-    names = ("arr-smollm2", "bench-qwen7b-1xh200", "arr-qwen-coder1.5b_0.5b-k512", "arr-qwen-coder1.5b_0.5b")
-    files = [RESULTS / f"{name}.json" for name in (*names, "bench-qwen-coder1.5b_0.5b-1xh200")]
+def test_a_real_speed_of_a_pair_with_quality_leads(tmp_path: Path, twice: Path) -> None:
+    first, last = (
+        ("arr-smollm2", "bench-qwen7b-1xh200"),
+        ("arr-qwen-coder1.5b_0.5b", "bench-qwen-coder1.5b_0.5b-1xh200"),
+    )
+    files = [RESULTS / f"{name}.json" for name in first]
+    files += [twice, *(RESULTS / f"{name}.json" for name in last)]
     pair = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M with Qwen2.5-Coder-0.5B-Instruct.Q4_K_M"
     made = compose(gather(files))
     sections = {section.key: content for section, content in made.sections}
@@ -307,7 +325,7 @@ def test_a_real_speed_of_a_pair_with_quality_leads(tmp_path: Path) -> None:
     assert "a token takes 45\xa0% of vanilla's time (1.55× classic SD and 1.30× MagicDec)" in said
     assert "Nothing is synthetic; τ, here 4.26" in said
     assert "gains 1.43× to 2.23×; with classic SD's τ it would be 1.29× to 2.24×" in said
-    assert "Quality was measured at up to 4,096 tokens." in said and "other pairs" not in said
+    assert "Quality was measured at up to 8,192 tokens." in said and "other pairs" not in said
     assert "This is synthetic: random weights" in page.text[assumed:]
     assert "Quality of qwen7b:0.5b" in page.text and "Different pairs" not in page.text
     alone = compose(gather([files[0], files[1]])).sections
@@ -340,7 +358,7 @@ def test_acceptance_of_real_runs_is_shown_by_position(tmp_path: Path) -> None:
     assert not [figure for _, content in forced for figure in content.figures if "acceptance" in figure.name]
 
 
-def test_budgets_say_what_each_figure_was_measured_on_and_captions_differ() -> None:
+def test_budgets_say_what_each_figure_was_measured_on_and_captions_differ(tmp_path: Path) -> None:
     names = ("arr-smollm2.json", "fidelity-smollm2.json", "eval-smollm2/arr/results.json")
     files = [RESULTS / name for name in (*names, "eval-smollm2/kinds/results.json")]
     sections = {section.key: content for section, content in compose(gather(files)).sections}
@@ -349,16 +367,26 @@ def test_budgets_say_what_each_figure_was_measured_on_and_captions_differ() -> N
     table = next(block for block in sections["summary"].blocks if isinstance(block, Table))
     row = next(row for row in table.rows if isinstance(row, Row) and row.cells[0].text == "k = 128")
     cells = dict(zip(table.header, row.cells, strict=True))
+    assert cells["of context"].sub == "of 1,024"
     texts = read_json(files[1])["documents"]
     longest = max(one["prompt_tokens"] + one["text_tokens"] for one in texts)
-    assert cells["of context"].sub == "of 1,024" and cells["both on texts of"].text == f"{longest:,}"
+    assert f"Same choice and KL: against full verification, on given texts of {longest:,} tokens." in table.note
+    assert "Drift" not in table.note  # nobody measured it
+    shutil.copy(QWEN / "fidelity" / "results.json", tmp_path / "qwen.json")
+    both = {section.key: content for section, content in compose(gather([*files, tmp_path / "qwen.json"])).sections}
+    table = next(block for block in both["summary"].blocks if isinstance(block, Table))
+    # Two pairs on texts of two lengths: each is named.
+    pair = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M with Qwen2.5-Coder-0.5B-Instruct.Q4_K_M"
+    assert f"16,384 tokens ({pair}) and {longest:,} tokens (smollm2 with self:6)." in table.note
 
 
 def test_all_committed_results_are_one_report(tmp_path: Path) -> None:
     document, page, text = report(RESULTS, "--no-figures", "-o", tmp_path / "page.html")
     files = {source["file"] for source in document["sources"]}
-    assert {f"results/eval-smollm2/{name}/results.json" for name in ("arr", "kinds", "subsets", "pg19")} <= files
-    assert set(document["omitted"]) == {"eval", "needle"}
+    expected = {str(path.relative_to(RESULTS.parent)) for path in RESULTS.rglob("results.json")}
+    assert len(expected) >= 15 and expected <= files
+    assert document["omitted"] == {}
+    assert set(document["sections"]) == {section.key for section in SECTIONS}
     # A config that holds more than the search's results, of a later version, is not described twice.
     assert page.headings.count("smollm2 with self:6, k = 128") >= 1
     assert not [heading for heading in page.headings if "arr-smollm2.json" in heading]
