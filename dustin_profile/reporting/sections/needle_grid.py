@@ -1,4 +1,4 @@
-"""Needles found by length and depth, a grid per method."""
+"""Needles found by length and depth, a grid for the methods that found the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dustin_profile.reporting.documents.evaluation import Evaluation, Row
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pair_of
-from dustin_profile.reporting.wording import count
+from dustin_profile.reporting.wording import count, listed
 
 
 def is_grid(group: Mapping[str, str]) -> bool:
@@ -29,31 +29,50 @@ def build(evidence: Evidence) -> Content | None:
         for entry in source.data.entries:
             if is_grid(entry.group):
                 cells.setdefault((entry.method, entry.budget), []).append(entry)
+        alike: dict[tuple[float, ...], list[tuple[str, int | None]]] = {}
+        for one, rows in cells.items():
+            alike.setdefault(_shares(rows), []).append(one)
         figures = []
-        for (method, budget), rows in cells.items():
+        for ones in alike.values():
             number += 1
-            name = label(method) + (f", k = {budget}" if budget else "")
-            figures.append(_figure(rows, f"needle-{number}", f"{name}: {pair_of(source.data)}"))
+            figures.append(_figure(cells[ones[0]], f"needle-{number}", _names(ones), pair_of(source.data) or ""))
         if figures:
             blocks.append(Figures(figures))
     if not blocks:
         return None
     return Content(
         "Share of facts found, by the length of the text and where in it the fact stands (0: at its beginning). A"
-        " policy that keeps only first and last tokens loses the middle; dark is good.",
+        " policy that keeps only first and last tokens loses the middle; dark is good. Methods that found the same have"
+        " one picture.",
         blocks,
     )
 
 
-def _figure(rows: Sequence[Row], name: str, title: str) -> Figure:
+def _shares(rows: Sequence[Row]) -> tuple[float, ...]:
+    """What a grid shows, place by place."""
+    ordered = sorted(rows, key=lambda row: (float(row.group["length"]), float(row.group["depth"])))
+    return tuple(next(iter(row.scores.values())).mean for row in ordered)
+
+
+def _names(ones: Sequence[tuple[str, int | None]]) -> str:
+    """Methods, each with all its budgets."""
+    budgets: dict[str, list[int]] = {}
+    for method, budget in ones:
+        budgets.setdefault(method, []).extend([budget] if budget else [])
+    return "; ".join(
+        label(method) + (f", k = {listed([str(k) for k in ks])}" if ks else "") for method, ks in budgets.items()
+    )
+
+
+def _figure(rows: Sequence[Row], name: str, methods: str, pair: str) -> Figure:
     lengths = sorted({row.group["length"] for row in rows}, key=float)
     depths = sorted({row.group["depth"] for row in rows}, key=float)
     found = {(row.group["depth"], row.group["length"]): next(iter(row.scores.values())).mean for row in rows}
     table = [[found.get((depth, length), math.nan) for length in lengths] for depth in depths]
     return Figure(
         name,
-        f"{title}.",
-        f"Share of needles found by length and depth: {title}",
+        f"{methods}: {pair}.",
+        f"Share of needles found by length and depth: {methods}: {pair}",
         partial(
             heatmap,
             table=table,

@@ -104,7 +104,7 @@ def test_a_run_directory_explains_its_config(run: Path, tmp_path: Path) -> None:
     row = page.table("Retrieval heads").row("tiny-target target, tiny")
     assert row[1] == f"{heads['accepted']} of {heads['samples']}"
     names = {Path(path).stem for path in document["written"]}
-    assert {"heads-target-1", "heads-draft-2", "needle-1", "needle-2", "config-m", "arr", "drift"} <= names
+    assert {"heads-target-1", "heads-draft-2", "needle-1", "config-m", "arr", "drift"} <= names
     drift = read_json(run / "drift" / "results.json")["summary"]
     kept = page.table("What each budget keeps")
     place = kept.rows[0].index("drift, nats")
@@ -185,11 +185,14 @@ def test_searches_at_several_budgets_become_a_curve(twice: Path) -> None:
 
 def test_needles_are_a_grid_and_answers_a_table(tmp_path: Path) -> None:
     groups = [{"length": length, "depth": depth} for length in ("8192", "1024") for depth in ("0.5", "0.0")]
-    found = evaluation("needle", groups, {"vanilla": [1.0, 1.0, 1.0, 1.0], "streaming": [0.25, 0.5, 0.75, 1.0]})
+    shares = {name: [1.0, 1.0, 1.0, 1.0] for name in ("vanilla", "snapkv")} | {"streaming": [0.25, 0.5, 0.75, 1.0]}
+    found = evaluation("needle", groups, shares)
     (tmp_path / "needle.json").write_text(json.dumps(found))
     evidence = gather([tmp_path / "needle.json"])
     sections = {section.key: content for section, content in compose(evidence).sections}
-    grid = sections["needle"].figures[1].draw.keywords  # type: ignore[attr-defined]
+    same, other = sections["needle"].figures
+    assert same.caption.startswith("vanilla; SnapKV, k = 128: ") and other.caption.startswith("StreamingLLM, k = 128: ")
+    grid = other.draw.keywords  # type: ignore[attr-defined]
     assert grid["table"] == [[1.0, 0.5], [0.75, 0.25]]
     assert (grid["x_names"], grid["y_names"]) == (["1,024", "8,192"], ["0.0", "0.5"])
     _, page, _ = report(tmp_path / "needle.json", "-o", tmp_path / "page.html")
