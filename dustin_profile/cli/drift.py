@@ -39,7 +39,8 @@ def drift(
     quiet: Quiet = False,
 ) -> None:
     """Measure how far generation drifts from full verification: KL and agreement by tokens generated."""
-    from dustin_profile.evaluation.drift_stage import HEADER, Generating, draw, rows, run
+    from dustin_profile.evaluation.drift_stage import Generating, run
+    from dustin_profile.evaluation.drift_tables import HEADER, draw, rows
     from dustin_profile.evaluation.runner import make_cells
     from dustin_profile.rundir import locked
 
