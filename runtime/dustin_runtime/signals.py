@@ -84,8 +84,11 @@ class StepSignals:
         return self._over_ranks("lookahead", self.stepper.draft, self._own_lookahead)
 
     def _over_ranks(self, which: str, model: Decoder, own: Callable[[], Tensor]) -> Tensor:
-        """Scores of all heads: a head's come from the rank that computes it. Summed once, for ranks sum in one order,
-        and on the stream of the step, where all sums are."""
+        """Scores of all heads: a head's come from the rank that computes it. They are summed on the stream of the step,
+        where all sums are, and once, for that is in place. In one process they are computed at every call, which the
+        benchmark times."""
+        if model.split is None:
+            return own()
         if which not in self._summed:
             self._summed[which] = model.summed(own())
         return self._summed[which]
