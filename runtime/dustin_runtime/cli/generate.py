@@ -196,7 +196,9 @@ def generate(
             _report(names, runs, as_json, served)
         if runs[-1][1].interrupted:
             complete = sum(generation.finished is not None for generation in runs[-1][0])
-            raise InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
+            interrupted = InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
+            interrupted.quiet = ranks.rank > 0  # all of them were
+            raise interrupted
 
 
 def _facts(
