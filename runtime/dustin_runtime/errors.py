@@ -11,6 +11,8 @@ class DustinError(Exception):
     """Base of every error a user can cause or mend. `exit_code` 1 is left to bugs."""
 
     exit_code = 1
+    quiet = False
+    """Whether another process of the run says it."""
 
 
 class UsageError(DustinError):
@@ -26,7 +28,7 @@ class RegressionError(DustinError):
 
 
 class ConflictError(DustinError):
-    """The run directory, or the baseline, was made from other inputs."""
+    """The run directory or baseline was made from other inputs, or processes of one run were given different ones."""
 
     exit_code = 4
 
@@ -59,3 +61,9 @@ class NothingMeasuredError(DustinError):
     """The run ended without a usable sample: no accepted needle, no window, non-finite scores."""
 
     exit_code = 8
+
+
+class PeerError(DustinError):
+    """Another process of a distributed run has ended, or does not answer."""
+
+    exit_code = 9

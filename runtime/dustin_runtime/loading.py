@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from dustin_runtime.models.decoder import Decoder
     from dustin_runtime.models.source import Source
+    from dustin_runtime.parallel.collectives import Collectives
 
 SELF = "self:"
 """A draft called `self:N` is the target's first N layers with the target's own norm and head."""
@@ -78,14 +79,17 @@ class Pair:
         target, draft = self.target_shape.with_rope(rope), self.draft_shape.with_rope(rope)
         return replace(self, target_shape=target, draft_shape=draft, rope=rope)
 
-    def load_target(self, dtype: torch.dtype, device: str) -> Decoder:
-        """Load the target's weights."""
+    def load_target(self, dtype: torch.dtype, device: str, ranks: Collectives | None = None) -> Decoder:
+        """Load the target's weights, or what of them is this rank's."""
         from dustin_runtime.models.weights import load_decoder
 
-        return load_decoder(self.target_source.path, self.target_shape, dtype, device)
+        return load_decoder(self.target_source.path, self.target_shape, dtype, device, ranks)
 
     def load_draft(self, target: Decoder) -> Decoder:
-        """Load the draft's weights next to the target's, or share the target's."""
+        """Load the draft's weights next to the target's, or share the target's.
+
+        Every rank has the whole draft; only `self:N` is split as the target is, whose layers it consists of.
+        """
         from dustin_runtime.models.weights import load_decoder, load_headless
 
         if self.draft_source is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dustin_runtime.attention.scoring import rows_at
 from dustin_runtime.attention.tap import QueryTap
-from dustin_runtime.models.decoder import Attention
+from dustin_runtime.models.decoder import Attention, Decoder
 
 if TYPE_CHECKING:
     from dustin_runtime.policies.base import Memory
@@ -37,6 +37,8 @@ class StepSignals:
         self._begun = False
         self._history: Tensor | None = None
         self._lookahead: Tensor | None = None
+        """Of the heads that are computed here, like `_history`."""
+        self._summed: dict[str, Tensor] = {}
         self._passes: list[Mapping[int, Tensor]] = []
         """Queries of the draft's passes, kept alive until `join`."""
 
@@ -75,14 +77,35 @@ class StepSignals:
             torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
 
     def history(self) -> Tensor:
-        return self._history_scores() if self._history is None else self._history
+        return self._over_ranks("history", self.stepper.target, self._own_history)
 
     def lookahead(self) -> Tensor:
+        assert self.stepper.draft is not None
+        return self._over_ranks("lookahead", self.stepper.draft, self._own_lookahead)
+
+    def _over_ranks(self, which: str, model: Decoder, own: Callable[[], Tensor]) -> Tensor:
+        """Scores of all heads: a head's come from the rank that computes it. They are summed on the stream of the step,
+        where all sums are, and once, for that is in place. In one process they are computed at every call, which the
+        benchmark times."""
+        if model.split is None:
+            return own()
+        if which not in self._summed:
+            self._summed[which] = model.summed(own())
+        return self._summed[which]
+
+    def _own_history(self) -> Tensor:
+        return self._history_scores() if self._history is None else self._history
+
+    def _own_lookahead(self) -> Tensor:
         if self._lookahead is not None:
             return self._lookahead
-        heads = self.stepper.lookahead_heads
-        assert heads is not None
+        if (heads := self.stepper.lookahead_heads) is None:
+            return self._none()
         return heads.scores(heads.gather_last(self._passes), *self._draft_keys())
+
+    def _none(self) -> Tensor:
+        """The scores of no head."""
+        return torch.zeros(len(self.lengths), self.state.extent, dtype=torch.float32, device=self.lengths.device)
 
     def lookahead_rows(self) -> Iterator[Tensor]:
         keys, position, columns = self._draft_keys()
@@ -95,7 +118,8 @@ class StepSignals:
 
     def _history_scores(self, share: float | None = None) -> Tensor:
         heads, query = self.stepper.history_heads, self.state.history_query
-        assert heads is not None and query is not None
+        if heads is None or query is None:
+            return self._none()
         position = (self.lengths - 1).unsqueeze(1)
         return heads.scores(query, self.state.target_cache.keys, position, self.state.extent, share)
 

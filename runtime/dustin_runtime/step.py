@@ -6,6 +6,7 @@ place: a CUDA graph can hold it (`graph.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +20,10 @@ from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.attention.window import WindowAttention
 from dustin_runtime.cache import KVCache, window_ring
-from dustin_runtime.config import Selection
+from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.kernels import usable
-from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Attention, Decoder
-from dustin_runtime.policies import Policy
+from dustin_runtime.policies import Policy, require_over_ranks
 from dustin_runtime.policies.base import DraftLists, Memory, Verification
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.signals import StepSignals
@@ -75,7 +75,8 @@ class StepResult:
         packed: [rows, depth + 4] fp64, so that one copy brings all to the host: depth + 1 tokens, of which the first
             `count` are emitted; `count`, accepted drafts plus the target's own token, 0 for inactive rows; prefix
             tokens that each KV head read, mean over layers and heads; 1 if the row's logits are finite.
-        logits: [rows, depth + 1, shared vocabulary].
+        logits: [rows, depth + 1, shared vocabulary]. Of a target that is split over ranks, only a stepper that samples
+            puts them together; otherwise the columns that this rank has.
     """
 
     packed: Tensor
@@ -136,14 +137,13 @@ class Stepper:
         self.lookahead_layers: dict[int, ScoredHeads] = {}
         self.beside = torch.cuda.Stream(target.device) if selection and target.device.type == "cuda" else None
         """Where scores are computed while the draft runs."""
+        require_over_ranks(policy, target.split.share.world if target.split else 1)
         if selection and policy.uses_history:
-            shape = target.shape
-            self.history_heads = ScoredHeads([selection.history], shape.query_heads, shape.group, target.device)
+            self.history_heads = _scored_heads(target, [selection.history])
         if selection and policy.uses_lookahead and self.draft:
-            shape, chosen = self.draft.shape, policy.lookahead_heads(self.draft.shape)
-            kept_apart = None if draft_budget is None else range(len(chosen))  # see `KVCache.scored`
-            self.lookahead_heads = ScoredHeads(chosen, shape.query_heads, shape.group, target.device, kept_apart)
-            self.lookahead_layers = self.lookahead_heads.by_layer()
+            chosen = policy.lookahead_heads(self.draft.shape)
+            self.lookahead_heads = _scored_heads(self.draft, chosen, apart=draft_budget is not None)
+            self.lookahead_layers = self.lookahead_heads.by_layer() if self.lookahead_heads else {}
 
     def state(self, rows: int, capacity: int) -> State:
         """Buffers for `rows` sequences of up to `capacity` positions, drafts of a step included; no row is active.
@@ -194,10 +194,10 @@ class Stepper:
         tap = QueryTap(verify, self.history_heads.layers if self.history_heads else ())
         ids = torch.cat((state.recent[:, 1:], drafts), dim=1)
         hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, state.extent + self.depth + 1)
-        logits = self.target.logits(hidden)
+        own = self.target.own_logits(hidden)
         read = verify.tokens_read(state.lengths)
-        tokens, finite = ops.argmax_finite(logits, self.shared_vocab)
-        logits = logits[..., : self.shared_vocab]
+        tokens, finite = self.target.argmax_finite(own, self.shared_vocab)
+        logits = (self.target.whole_logits(own) if self.sampled else own)[..., : self.shared_vocab]
         tokens, accepted = self._accept(state, logits, tokens, drafts, draft_probabilities)
         heads = self.history_heads
         queries = (tap.queries[heads.layers[0]], heads.heads) if heads else (None, None)
@@ -224,8 +224,8 @@ class Stepper:
         for turn in range(self.depth):
             tap = signals.tap(attends[turn], last=turn == self.depth - 1)
             hidden = self.draft.forward(ids, starts[turn], state.draft_cache, tap, state.extent + turn + 1)
-            logits = self.draft.logits(hidden[:, -1:])
-            ids = self._propose(state, logits, starts[turn + 1], turn, distributions)
+            own = self.draft.own_logits(hidden[:, -1:])
+            ids = self._propose(self.draft, state, own, starts[turn + 1], turn, distributions)
             drafts.append(ids)
         return torch.cat(drafts, dim=1), torch.cat(distributions, dim=1) if distributions else None
 
@@ -239,12 +239,12 @@ class Stepper:
         return WindowAttention(self.draft_budget, STREAMING_SINK, state.draft_cache.ring)
 
     def _propose(
-        self, state: State, logits: Tensor, position: Tensor, turn: int, distributions: list[Tensor]
+        self, draft: Decoder, state: State, own: Tensor, position: Tensor, turn: int, distributions: list[Tensor]
     ) -> Tensor:
-        """The draft's token at `position`: [rows, 1]."""
+        """The draft's token at `position`, from its own logits: [rows, 1]."""
         if not self.sampled:
-            return ops.argmax_finite(logits, self.shared_vocab)[0]
-        chosen = self._probabilities(state, logits[..., : self.shared_vocab])
+            return draft.argmax_finite(own, self.shared_vocab)[0]
+        chosen = self._probabilities(state, draft.whole_logits(own)[..., : self.shared_vocab])
         distributions.append(chosen)
         stream = acceptance.DRAFT + acceptance.STREAMS * turn
         u = acceptance.uniform(state.sampling.seed, position, stream)
@@ -270,6 +270,19 @@ class Stepper:
         wanted = self._probabilities(state, logits)
         proposed = wanted[:, :0] if draft_probabilities is None else draft_probabilities
         return acceptance.accept_sampled(wanted, proposed, drafts, u, final)
+
+
+def _scored_heads(model: Decoder, chosen: Sequence[LayerHeads], apart: bool = False) -> ScoredHeads | None:
+    """Those of the chosen heads that are computed here; None if a rank has none of them.
+
+    Args:
+        apart: whether the cache keeps the keys of their layers alone (`KVCache.scored`).
+    """
+    held = model.split.share.held(chosen) if model.split else chosen
+    if not held:
+        return None
+    shape = model.shape
+    return ScoredHeads(held, shape.query_heads, shape.group, model.device, range(len(held)) if apart else None)
 
 
 def _advance(

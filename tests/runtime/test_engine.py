@@ -136,6 +136,21 @@ def test_scores_of_a_step_are_those_of_the_full_attention_matrix(target: Decoder
             assert kept.shape == (1, 14)
 
 
+def test_scores_are_computed_at_every_call(target: Decoder) -> None:
+    """The benchmark times them so."""
+    chosen, seen = selection(budget=14, m=4), []
+
+    class Twice(POLICIES["dustin"]):  # type: ignore[misc]
+        def select(self, signals):
+            seen.append([(signals.history(), signals.lookahead()) for _ in range(2)])
+            return super().select(signals)
+
+    Engine(Stepper(target, target.first_layers(3), Twice(chosen), chosen, 3, 40)).generate([PROMPTS[0]], 2)
+    for first, second in seen:
+        for ours, theirs in zip(first, second, strict=True):
+            assert torch.equal(ours, theirs) and ours.data_ptr() != theirs.data_ptr()
+
+
 def test_stop_tokens_end_a_row_and_are_its_last(target: Decoder) -> None:
     vanilla, _ = run(target, "vanilla")
     stop = vanilla[1].tokens[7]

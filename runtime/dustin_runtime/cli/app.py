@@ -11,6 +11,8 @@ from dustin_runtime.cli.bench import app as bench_app
 from dustin_runtime.cli.bench_grid import grid
 from dustin_runtime.cli.generate import generate
 from dustin_runtime.cli.support import EXIT_CODES, run_app
+from dustin_runtime.errors import UsageError
+from dustin_runtime.parallel.environment import world_size
 
 app = typer.Typer(
     help="Serve an emitted configuration: speculative decoding with sparse verification.",
@@ -29,11 +31,14 @@ def _version(shown: bool) -> None:
 
 @app.callback()
 def _main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Shared options."""
+    if context.invoked_subcommand != "generate" and world_size() > 1:
+        raise UsageError(f"{context.invoked_subcommand}: runs in one process; only generate serves under torchrun")
 
 
 app.command("generate")(generate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,10 +91,14 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this mass.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Prompt i draws with seed + i.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End a row at this text; repeat for several.")] = None,
+    rank_timeout: Annotated[
+        int, typer.Option(min=1, help="Under torchrun, seconds that a process waits for another within a step.")
+    ] = 60,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate on after end-of-text.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Generate text for prompts, greedily or by lossless rejection sampling."""
+    given = dict(locals())
     if offline:
         from dustin_runtime.cli.support import go_offline
 
@@ -102,74 +107,117 @@ def generate(
     from dustin_runtime.config import load_config
     from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
     from dustin_runtime.loading import pick_device, pick_dtype
-    from dustin_runtime.policies import draft_window, make_policy
+    from dustin_runtime.parallel.ranks import joined
+    from dustin_runtime.policies import draft_window, make_policy, require_over_ranks
     from dustin_runtime.prompts import encode, gather_prompts
     from dustin_runtime.step import Stepper
 
-    _check_draws(temperature, top_p, stop or [])
-    texts = gather_prompts(prompt or [], file or [], jsonl, field)
-    served = load_config(config) if config else None
-    served = _adjusted(served, budget, m)
-    names = [method or ("dustin" if served else "sd"), *([compare] if compare else [])]
-    policies = [
-        make_policy(name, served.selection if served else None, option)
-        for name, option in zip(names, ("--method", "--compare"), strict=False)
-    ]
-    kind = pick_device(device)
-    opened, gamma = open_models(served, pair, target, draft, rope, offline)
-    ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
-    drafted = any(policy.drafts for policy in policies)
-    for policy in policies:
-        check_reach(
-            policy.selection, draft_window(policy, draft_budget, served), opened.target_shape, opened.draft_shape
-        )
-    check_prompts(ids, max_new_tokens, [opened.target_shape, *([opened.draft_shape] if drafted else [])])
-    element = pick_dtype(dtype, kind)
-    if kind != "cpu":
-        deepest = depth or gamma if drafted else 0
-        longest = max(map(len, ids)) + capacity_beyond(max_new_tokens, deepest)
-        drafting = [policy for policy in policies if policy.drafts]
-        windows = [policy.draft_keeps(draft_window(policy, draft_budget, served)) or longest for policy in drafting]
-        narrow = max(windows, default=longest)
-        _require_memory(
-            opened,
-            policies,
-            min(batch or len(ids), len(ids)),
-            longest,
-            deepest,
-            narrow if narrow < longest else None,
-            element,
-            kind,
-            temperature,
-        )
-    model = opened.load_target(element, kind)
-    drafter = opened.load_draft(model) if drafted else None
-    ends: frozenset[int] = frozenset() if ignore_eos else opened.stop_ids()
-    draws = [Draw(temperature, top_p, seed + index) for index in range(len(ids))]
-    runs = []
-    for policy in policies:
-        window = draft_window(policy, draft_budget, served)
-        stepper = Stepper(
-            model,
-            drafter,
-            policy,
-            policy.selection,
-            depth or gamma,
-            opened.shared_vocab,
-            draft_budget=window,
-            sampled=temperature > 0,
-            nucleus=temperature > 0 and top_p < 1,
-        )
-        engine = Engine(stepper, ends, rows=batch, graph=False if eager else None)
-        shown = not as_json and policy is policies[0]
-        runs.append(_run(opened.tokenizer, engine, ids, draws, max_new_tokens, stop or [], shown))
+    with joined(rank_timeout) as ranks:
+        with ranks.alike():
+            _check_draws(temperature, top_p, stop or [])
+            texts = gather_prompts(prompt or [], file or [], jsonl, field)
+            served = load_config(config) if config else None
+            served = _adjusted(served, budget, m)
+            names = [method or ("dustin" if served else "sd"), *([compare] if compare else [])]
+            policies = [
+                make_policy(name, served.selection if served else None, option)
+                for name, option in zip(names, ("--method", "--compare"), strict=False)
+            ]
+            for policy in policies:
+                require_over_ranks(policy, ranks.world)
+            kind = pick_device(ranks.device(device))
+            opened, gamma = open_models(served, pair, target, draft, rope, offline)
+            held = ranks.share(opened.target_shape)
+            ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
+            drafted = any(policy.drafts for policy in policies)
+            for policy in policies:
+                check_reach(
+                    policy.selection,
+                    draft_window(policy, draft_budget, served),
+                    opened.target_shape,
+                    opened.draft_shape,
+                )
+            check_prompts(ids, max_new_tokens, [opened.target_shape, *([opened.draft_shape] if drafted else [])])
+            element = pick_dtype(dtype, kind)
+            if kind != "cpu":
+                deepest = depth or gamma if drafted else 0
+                longest = max(map(len, ids)) + capacity_beyond(max_new_tokens, deepest)
+                drafting = [policy for policy in policies if policy.drafts]
+                windows = [
+                    policy.draft_keeps(draft_window(policy, draft_budget, served)) or longest for policy in drafting
+                ]
+                narrow = max(windows, default=longest)
+                _require_memory(
+                    replace(opened, target_shape=held),
+                    policies,
+                    min(batch or len(ids), len(ids)),
+                    longest,
+                    deepest,
+                    narrow if narrow < longest else None,
+                    element,
+                    kind,
+                    temperature,
+                )
+        if not ranks.alone:
+            ranks.agree(_facts(given, ids, served, opened, kind))
+        with ranks.alike(loading=True):
+            model = opened.load_target(element, kind, ranks.collectives(kind))
+            drafter = opened.load_draft(model) if drafted else None
+        ends: frozenset[int] = frozenset() if ignore_eos else opened.stop_ids()
+        draws = [Draw(temperature, top_p, seed + index) for index in range(len(ids))]
+        runs = []
+        for name, policy in zip(names, policies, strict=True):
+            window = draft_window(policy, draft_budget, served)
+            stepper = Stepper(
+                model,
+                drafter,
+                policy,
+                policy.selection,
+                depth or gamma,
+                opened.shared_vocab,
+                draft_budget=window,
+                sampled=temperature > 0,
+                nucleus=temperature > 0 and top_p < 1,
+            )
+            engine = Engine(stepper, ends, rows=batch, graph=False if eager else None)
+            shown = not as_json and policy is policies[0] and ranks.rank == 0
+            runs.append(_run(opened.tokenizer, engine, ids, draws, max_new_tokens, stop or [], shown))
+            if runs[-1][1].interrupted:
+                break
+            generations, statistics, _ = runs[-1]
+            ranks.agree(
+                {
+                    f"what {name} generated": [generation.tokens for generation in generations],
+                    f"how many drafts {name} accepted": statistics.accepted_at,
+                }
+            )
+            del engine, stepper  # their buffers, before the next method's
+        if ranks.rank == 0:
+            _report(names, runs, as_json, served)
         if runs[-1][1].interrupted:
-            break
-        del engine, stepper  # their buffers, before the next method's
-    _report(names, runs, as_json, served)
-    if runs[-1][1].interrupted:
-        complete = sum(generation.finished is not None for generation in runs[-1][0])
-        raise InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
+            complete = sum(generation.finished is not None for generation in runs[-1][0])
+            interrupted = InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
+            interrupted.quiet = ranks.rank > 0  # all of them were
+            raise interrupted
+
+
+def _facts(
+    given: dict[str, Any], ids: list[list[int]], served: DustinConfig | None, opened: Pair, device: str
+) -> dict[str, object]:
+    """What has to be the same on all ranks, for their numbers to be; by the name of an error."""
+    import torch
+
+    facts: dict[str, object] = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
+    config = served.model_dump(mode="json", exclude={"evidence", "provenance"}) if served else {}
+    for name, part in config.items():
+        entries = {f"{name}.{key}": value for key, value in part.items()} if isinstance(part, dict) else {name: part}
+        facts |= {f"the config's {key}": value for key, value in entries.items()}
+    facts["prompts"] = ids
+    for side, origin in opened.provenance().items():
+        facts |= {f"the {side}'s {key}": value for key, value in origin.items()}
+    facts["torch"] = torch.__version__
+    facts["device"] = torch.cuda.get_device_name(device) if device != "cpu" else device
+    return facts
 
 
 def _check_draws(temperature: float, top_p: float, stop: list[str]) -> None:

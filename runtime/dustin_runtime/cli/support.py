@@ -17,7 +17,7 @@ from dustin_runtime.errors import CapacityError, DustinError, InterruptedRunErro
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a bug; 2 usage; 3 regression found by check; 4 run directory or baseline made from other inputs;
 5 memory, disk or context does not suffice; 6 model or data missing or damaged; 7 invalid config, or of another pair;
-8 nothing could be measured; 130 interrupted."""
+8 nothing could be measured; 9 another process of a distributed run ended; 130 interrupted."""
 INTERRUPTED = InterruptedRunError.exit_code
 OUT_OF_MEMORY = "out of memory: lower the context, the batch or the budgets, or use a smaller model or dtype"
 
@@ -35,6 +35,8 @@ def run_app(app: Callable[[], object], *, interrupted: str = "interrupted") -> N
         with _interrupts_wait_for_torch():
             app()
     except DustinError as error:
+        if error.quiet:
+            raise SystemExit(error.exit_code) from None
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         _fail(interrupted, INTERRUPTED)

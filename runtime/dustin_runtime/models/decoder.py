@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from dustin_runtime.cache import Append, KVCache, Ring
 from dustin_runtime.models import ops
 from dustin_runtime.models.rope import Rope
 from dustin_runtime.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from dustin_runtime.parallel.tensor import TensorParallel
 
 
 class Attention(Protocol):
@@ -56,18 +59,25 @@ class LayerWeights:
 class Weights:
     """All weights of a decoder. `head` is `embedding` itself when the model ties them."""
 
-    embedding: Tensor  # [vocab, hidden]
+    embedding: Tensor  # [vocab, hidden]; of a tied model that is split over ranks, rows of padding follow
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Tensor  # [vocab, hidden]
 
 
 class Decoder:
-    """A decoder-only transformer over a caller-owned cache."""
+    """A decoder-only transformer over a caller-owned cache.
 
-    def __init__(self, shape: ModelShape, weights: Weights) -> None:
+    Args:
+        shape: of what is computed here.
+        split: of which whole that is a part, and the ranks that have the others; None if this is all. They have to make
+            the same calls: a block ends in a sum over ranks, so hidden states are the same bits on each of them.
+    """
+
+    def __init__(self, shape: ModelShape, weights: Weights, split: TensorParallel | None = None) -> None:
         self.shape = shape
         self.weights = weights
+        self.split = split
         self.rope = Rope(shape, min(shape.context, 4096), self.device)
 
     @property
@@ -81,7 +91,7 @@ class Decoder:
     def first_layers(self, count: int) -> Decoder:
         """The model cut after `count` layers, with its own norm and head: a draft that costs no memory."""
         weights = Weights(self.weights.embedding, self.weights.layers[:count], self.weights.norm, self.weights.head)
-        return Decoder(self.shape.model_copy(update={"layers": count}), weights)
+        return Decoder(self.shape.model_copy(update={"layers": count}), weights, self.split)
 
     def cache(self, batch: int, capacity: int) -> KVCache:
         """A cache for this model, with RoPE tables that reach as far."""
@@ -128,13 +138,35 @@ class Decoder:
                 normed, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, eps, shape.query_heads, to
             )
             attended = attend(index, q, keys[:, :extent], values[:, :extent], start).reshape(batch, tokens, -1)
-            x, normed = ops.add_linear_norm(x, attended, layer.output, layer.mlp_norm, eps)
+            x, normed = self._end_block(x, attended, layer.output, layer.mlp_norm)
             inner = ops.gated_linear(normed, layer.gate_up)
             if index + 1 < len(layers):
-                x, normed = ops.add_linear_norm(x, inner, layer.down, layers[index + 1].attention_norm, eps)
-        return ops.add_rms_norm(x, ops.linear(inner, layers[-1].down), self.weights.norm, eps)[1]
+                x, normed = self._end_block(x, inner, layer.down, layers[index + 1].attention_norm)
+        return ops.add_rms_norm(x, self.summed(ops.linear(inner, layers[-1].down)), self.weights.norm, eps)[1]
+
+    def _end_block(self, residual: Tensor, x: Tensor, weight: Tensor, gain: Tensor) -> tuple[Tensor, ops.Normed]:
+        eps = self.shape.norm_eps
+        if self.split is None:
+            return ops.add_linear_norm(residual, x, weight, gain, eps)
+        return ops.add_rms_norm(residual, self.split.sum(ops.linear(x, weight)), gain, eps)
+
+    def summed(self, partial: Tensor) -> Tensor:
+        """What the ranks' parts of a result are together."""
+        return partial if self.split is None else self.split.sum(partial)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., hidden] to [..., vocab] (rows beyond the tokenizer's ids are padding)."""
+        return self.whole_logits(self.own_logits(hidden))
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """The same of the vocabulary that is held here: all, or [..., vocab_rows] of a rank's share."""
         # A slice of a longer block would become one product per sequence, each reading the whole head.
         return ops.linear(hidden.contiguous(), self.weights.head)
+
+    def whole_logits(self, own: Tensor) -> Tensor:
+        """All logits [..., vocab], from what `own_logits` returned."""
+        return own if self.split is None else self.split.whole_logits(own)
+
+    def argmax_finite(self, own: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+        """`ops.argmax_finite` over all logits, from what `own_logits` returned; no rank has to gather them."""
+        return ops.argmax_finite(own, vocab) if self.split is None else self.split.argmax_finite(own, vocab)

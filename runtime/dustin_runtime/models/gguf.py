@@ -6,16 +6,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from dustin_runtime.errors import ConfigError, MissingError
 from dustin_runtime.models.gguf_header import GgufHeader, TensorInfo, read_header
 from dustin_runtime.models.shape import ModelShape, shape_from_hf
+
+if TYPE_CHECKING:
+    from dustin_runtime.parallel.shards import Cut, Share
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _LAYER_MODULES = {
@@ -64,23 +67,27 @@ class GgufFile:
         """The file's key-value pairs."""
         return self.header.metadata
 
-    def tensors(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(
+        self, dtype: torch.dtype = torch.float32, share: Share | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor in turn; memory holds one of them and a chunk of a few dozen MB."""
         for name in self.names:
-            yield name, self.tensor(name, dtype)
+            yield name, self.tensor(name, dtype, share)
 
-    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32, share: Share | None = None) -> torch.Tensor:
         """One tensor by its Hugging Face name, in the layout of `transformers`: `[out, in]` or `[out]`, on the CPU.
+
+        Args:
+            share: what to read of it; all if not given.
 
         Raises:
             MissingError: the file has changed or shrunk since it was opened.
         """
         info = self.names[name]
-        values = _dequantised(self.header.path, info, dtype)
-        if self.metadata["general.architecture"] == "llama" and ".attn_q." in info.name:
-            return _half_rotation(values, self.shape.query_heads)
-        if self.metadata["general.architecture"] == "llama" and ".attn_k." in info.name:
-            return _half_rotation(values, self.shape.kv_heads)
+        cut = share.cut(name) if share else None
+        values = _cut_out(self.header.path, info, dtype, cut) if cut else _dequantised(self.header.path, info, dtype)
+        if self.metadata["general.architecture"] == "llama" and (".attn_q." in info.name or ".attn_k." in info.name):
+            return _half_rotation(values, values.shape[0] // self.shape.head_size)  # a share has whole heads
         return values
 
 
@@ -252,9 +259,43 @@ def _dequantised(path: Path, info: TensorInfo, dtype: torch.dtype) -> torch.Tens
             raw = np.fromfile(handle, np.uint8, count // block * block_bytes)
             if raw.size != count // block * block_bytes:
                 raise MissingError(f"{path}: truncated in tensor {info.name}; download it again")
-            rows = raw.reshape(count // _ROW if count % _ROW == 0 else 1, -1)
-            flat[start : start + count] = torch.from_numpy(dequantize(rows, info.kind)).view(-1)
+            flat[start : start + count] = _values(raw, info.kind, count)
     return values
+
+
+def _cut_out(path: Path, info: TensorInfo, dtype: torch.dtype, cut: Cut) -> torch.Tensor:
+    """The same of some rows, or some columns.
+
+    Rows are whole blocks, one row behind the other. A block cannot be cut: of columns the blocks that cover them are
+    read and dequantised, and what lies beyond the cut at either end is dropped.
+    """
+    height, width = (1, *info.shape)[-2:]
+    if cut.axis == 0 and len(info.shape) > 1:
+        rows, columns = cut.part, range(width)
+    else:
+        rows, columns = range(height), cut.part
+    block, block_bytes = GGML_QUANT_SIZES[info.kind]
+    first, last = columns.start // block, -(-columns.stop // block)
+    try:
+        size = (height, width // block * block_bytes)
+        stored = np.memmap(path, np.uint8, "r", info.offset, size)[:, first * block_bytes : last * block_bytes]
+    except ValueError:
+        raise MissingError(f"{path}: truncated in tensor {info.name}; download it again") from None
+    values = torch.empty((len(rows), len(columns)), dtype=dtype)
+    wide = (last - first) * block
+    at_once = max(_CHUNK // max(wide, 1), 1)
+    skipped = columns.start - first * block
+    for begin in range(0, len(rows), at_once):
+        raw = np.array(stored[rows.start + begin : min(rows.start + begin + at_once, rows.stop)])
+        covering = _values(raw, info.kind, len(raw) * wide).view(len(raw), wide)
+        values[begin : begin + len(raw)] = covering[:, skipped : skipped + len(columns)]
+    return values if len(info.shape) > 1 else values[0]
+
+
+def _values(raw: np.ndarray[Any, np.dtype[np.uint8]], kind: GGMLQuantizationType, count: int) -> torch.Tensor:
+    """`count` values of whole blocks, in one dimension, dequantised in rows of the size that is fastest."""
+    rows = raw.reshape(count // _ROW if count % _ROW == 0 else 1, -1)
+    return torch.from_numpy(dequantize(rows, kind)).view(-1)
 
 
 def _half_rotation(weight: torch.Tensor, heads: int) -> torch.Tensor:

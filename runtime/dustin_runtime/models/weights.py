@@ -6,7 +6,9 @@ Peak host memory is one tensor (GGUF) or the mapped pages of one shard (safetens
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,35 +18,58 @@ from dustin_runtime.models.decoder import Decoder, LayerWeights, Weights
 from dustin_runtime.models.folder import weight_files
 from dustin_runtime.models.shape import ModelShape
 
+if TYPE_CHECKING:
+    from dustin_runtime.parallel.collectives import Collectives
+    from dustin_runtime.parallel.shards import Share
+    from dustin_runtime.parallel.tensor import TensorParallel
 
-def load_decoder(path: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+
+def load_decoder(
+    path: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device | str, ranks: Collectives | None = None
+) -> Decoder:
     """Load a model from a folder of safetensors shards or a GGUF file.
 
     Args:
         shape: what it is run as: its own shape, or that with another RoPE scaling.
+        ranks: that share the model; of what others hold nothing is read.
 
     Raises:
         MissingError: a tensor is absent, unexpected, of the wrong shape, or a file is damaged.
         CapacityError: the device's memory does not suffice.
+        UsageError: the ranks cannot share the model evenly.
     """
+    split, share = None, None
+    if ranks:
+        from dustin_runtime.parallel.tensor import TensorParallel
+
+        split = TensorParallel.of(shape, ranks)
+        share = split.share
     if path.suffix == ".gguf":
         from dustin_runtime.models.gguf import read_gguf
 
-        return build(shape, read_gguf(path).tensors(), dtype, device, path.name)
-    return build(shape, safetensors_in(path), dtype, device, path.name)
+        tensors = read_gguf(path).tensors(share=share)
+    else:
+        tensors = safetensors_in(path, share)
+    return build(share.shape if share else shape, tensors, dtype, device, path.name, split=split)
 
 
 def load_headless(path: Path, shape: ModelShape, target: Decoder) -> Decoder:
     """Load a draft that stores layers and final norm only (`models.headless`) next to its target.
 
-    Embedding and head are the target's own tensors, so dtype and device are the target's.
+    Embedding and head are the target's own tensors, so dtype and device are the target's. A head that is split over
+    ranks is put together again, since every rank runs the whole draft.
 
     Raises: as `load_decoder`, and ConfigError for a tensor that is stored in a type that cannot be read.
     """
     from dustin_runtime.models.headless import dequantised
 
     stored = dequantised(safetensors_in(path), path.name)
-    return build(shape, stored, target.dtype, target.device, path.name, outer=target.weights)
+    outer = target.weights
+    if target.split:
+        embedding = outer.embedding[: shape.vocab]
+        tied = target.shape.tied
+        outer = replace(outer, embedding=embedding, head=embedding if tied else target.split.whole_head(outer.head))
+    return build(shape, stored, target.dtype, target.device, path.name, outer=outer)
 
 
 def build(
@@ -54,13 +79,15 @@ def build(
     device: torch.device | str,
     name: str = "model",
     outer: Weights | None = None,
+    split: TensorParallel | None = None,
 ) -> Decoder:
     """Fill a decoder from (Hugging Face name, tensor) pairs in any order.
 
     Args:
         outer: whose embedding and head to use; `tensors` must then hold neither.
+        split: how the model is split over ranks; `shape` and `tensors` are then this one's share.
     """
-    weights, slots = _allocate(shape, dtype, device, outer)
+    weights, slots = _allocate(shape, dtype, device, outer, split.share if split else None)
     missing = set(slots)
     for key, tensor in tensors:
         if key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and shape.tied and outer is None):
@@ -74,7 +101,7 @@ def build(
         missing.discard(key)
     if missing:
         raise MissingError(f"{name}: {len(missing)} tensors are missing, {min(missing)} among them: download it again")
-    return Decoder(shape, weights)
+    return Decoder(shape, weights, split)
 
 
 def random_decoder(shape: ModelShape, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Decoder:
@@ -90,11 +117,14 @@ def random_decoder(shape: ModelShape, dtype: torch.dtype, device: torch.device |
     return Decoder(shape, weights)
 
 
-def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def safetensors_in(folder: Path, share: Share | None = None) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a folder's safetensors shards, memory-mapped, one at a time.
 
+    Args:
+        share: what to read of each; all if not given.
+
     Raises:
-        MissingError: a shard is truncated or not a safetensors file.
+        MissingError: a shard is truncated or not a safetensors file, or a tensor is not of the size that is shared.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -102,17 +132,25 @@ def safetensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
         try:
             with safe_open(shard, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - not a dict
-                    yield key, opened.get_tensor(key)
+                    if share is None or share.cut(key) is None:
+                        yield key, opened.get_tensor(key)
+                    else:
+                        part = opened.get_slice(key)
+                        yield key, part[share.index(key, part.get_shape())]
         except (SafetensorError, OSError) as error:
             raise MissingError(f"{shard.name}: damaged ({error}): download it again") from error
 
 
 def _allocate(
-    shape: ModelShape, dtype: torch.dtype, device: torch.device | str, outer: Weights | None = None
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    outer: Weights | None = None,
+    share: Share | None = None,
 ) -> tuple[Weights, dict[str, Tensor]]:
     """Reserve all weights; return them with a view per Hugging Face tensor name, so that loading is copying.
 
-    Embedding and head are those of `outer` if it is given, and have no name then.
+    Embedding and head are those of `outer` if it is given, and have no name then. A share's head may end in zeros.
     """
     slots: dict[str, Tensor] = {}
 
@@ -127,6 +165,12 @@ def _allocate(
     def single(name: str, *size: int) -> Tensor:
         slots[name] = tensor(*size)
         return slots[name]
+
+    def padded_rows(name: str, rows: int, padded: int) -> Tensor:
+        whole = tensor(padded, shape.hidden)
+        whole[rows:].zero_()
+        slots[name] = whole[:rows]
+        return whole
 
     query, kv = shape.query_heads * shape.head_size, shape.kv_heads * shape.head_size
 
@@ -146,13 +190,20 @@ def _allocate(
         )
 
     try:
-        embedding = outer.embedding if outer else single("model.embed_tokens.weight", shape.vocab, shape.hidden)
+        if outer:
+            embedding, head = outer.embedding, outer.head
+        else:
+            ids = share.vocab if share else range(shape.vocab)
+            rows = share.vocab_rows if share else shape.vocab
+            # A tied head is a view of the embedding, so that this is padded for the last rank.
+            padded = max(rows * share.world, shape.vocab) if share and shape.tied else shape.vocab
+            embedding = padded_rows("model.embed_tokens.weight", shape.vocab, padded)
+            if shape.tied:
+                head = embedding[rows * share.rank :][:rows] if share else embedding
+            else:
+                head = padded_rows("lm_head.weight", len(ids), rows)
         layers = tuple(layer(index) for index in range(shape.layers))
         norm = single("model.norm.weight", shape.hidden)
-        if outer:
-            head = outer.head
-        else:
-            head = embedding if shape.tied else single("lm_head.weight", shape.vocab, shape.hidden)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         need = shape.parameters * dtype.itemsize / 2**30
         raise CapacityError(f"no memory on {device} for {need:.1f} GiB of weights: use a smaller dtype") from error

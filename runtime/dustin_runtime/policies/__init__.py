@@ -58,6 +58,19 @@ def make_policy(name: str, selection: Selection | None, option: str = "--method"
     return policy(selection if policy.needs_selection else None)
 
 
+def require_over_ranks(policy: Policy, world: int) -> None:
+    """Refuse a method that needs all heads in one process where the target is split.
+
+    Raises:
+        UsageError: the method is named, and those that can.
+    """
+    if world > 1 and not policy.over_ranks:
+        able = ", ".join(name for name, one in POLICIES.items() if one.over_ranks)
+        raise UsageError(
+            f"method {policy.name} needs all heads in one process, there are {world}; those that do not: {able}"
+        )
+
+
 def draft_window(policy: Policy, asked: int | None, served: DustinConfig | None) -> int | None:
     """Tokens of its cache that the draft reads with this method; None for all.
 
@@ -69,4 +82,4 @@ def draft_window(policy: Policy, asked: int | None, served: DustinConfig | None)
     return served.draft_budget if served and policy.needs_selection else None
 
 
-__all__ = ["POLICIES", "Policy", "Signals", "draft_window", "make_policy"]
+__all__ = ["POLICIES", "Policy", "Signals", "draft_window", "make_policy", "require_over_ranks"]

@@ -119,6 +119,9 @@ class Policy(ABC):
     """Whether it chooses while the target runs: `verification` is its own, and `select` is not called."""
     lookahead_by_layer: ClassVar[bool] = False
     """Whether it asks for `Signals.lookahead_rows`, and not for `Signals.lookahead`."""
+    over_ranks: ClassVar[bool] = False
+    """Whether the target may be split over ranks: what is chosen must not depend on the heads that a rank has, but on
+    `Signals` alone, and be one list for all of them."""
     prompt_queries: ClassVar[int] = 0
     """Queries of a prompt's end, of all layers, that `Memory.admit` is given."""
     prompt_mass: ClassVar[bool] = False

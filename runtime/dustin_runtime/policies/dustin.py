@@ -16,6 +16,7 @@ class Dustin(Policy):
     """Dustin-H, the hybrid: `m` tokens by lookahead, the rest of the budget by history."""
 
     name: ClassVar[str] = "dustin"
+    over_ranks: ClassVar[bool] = True
     needs_selection: ClassVar[bool] = True
 
     @property

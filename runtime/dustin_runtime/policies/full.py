@@ -13,6 +13,7 @@ class Vanilla(Policy):
     """One token per step, no draft."""
 
     name: ClassVar[str] = "vanilla"
+    over_ranks: ClassVar[bool] = True
     drafts: ClassVar[bool] = False
 
     def select(self, signals: Signals) -> None:
@@ -24,6 +25,7 @@ class SpeculativeDecoding(Policy):
     """Classic speculative decoding: draft, then verify with the full cache (arXiv 2211.17192)."""
 
     name: ClassVar[str] = "sd"
+    over_ranks: ClassVar[bool] = True
 
     def select(self, signals: Signals) -> None:
         return None

@@ -115,6 +115,7 @@ class SpecAttnAll(DustinD):
     """
 
     name: ClassVar[str] = "specattn-all"
+    over_ranks: ClassVar[bool] = False
 
     def lookahead_heads(self, draft: ModelShape) -> tuple[LayerHeads, ...]:
         return all_heads(draft)

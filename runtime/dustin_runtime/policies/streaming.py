@@ -21,6 +21,7 @@ class StreamingLLM(Policy):
     """Draft, then verify over the first 4 and the last `budget - 4` tokens. Keys are not renumbered."""
 
     name: ClassVar[str] = "streaming"
+    over_ranks: ClassVar[bool] = True
     needs_selection: ClassVar[bool] = True
 
     def select(self, signals: Signals) -> Tensor:

@@ -53,6 +53,7 @@ class TriForce(SpeculativeDecoding):
     """
 
     name: ClassVar[str] = "triforce"
+    over_ranks: ClassVar[bool] = False
     partial_draft: ClassVar[bool] = True
     prompt_queries: ClassVar[int] = 1
 

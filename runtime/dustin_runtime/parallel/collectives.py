@@ -1,0 +1,60 @@
+"""How ranks talk within a step: sums and gathers of device tensors, by torch.distributed.
+
+Shapes are those of the arguments and nothing is read on the host, so that a CUDA graph can hold them with NCCL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dustin_runtime.errors import PeerError
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """The ranks of a group. Every rank has to call the same methods in the same order.
+
+    Attributes:
+        group: whose backend serves the tensors' device; None is the default group.
+    """
+
+    rank: int
+    world: int
+    group: dist.ProcessGroup | None = None
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over ranks, to the same bits on each of them: in place, but for a tensor that is not contiguous.
+
+        Raises:
+            PeerError: another rank has ended, or does not answer.
+        """
+        x = x.contiguous()
+        with peers():
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[world, *x.shape]: what each rank has. Raises as `sum`."""
+        found = torch.empty((self.world, *x.shape), dtype=x.dtype, device=x.device)
+        with peers():
+            dist.all_gather(list(found.unbind()), x.contiguous(), group=self.group)
+        return found
+
+
+@contextmanager
+def peers() -> Iterator[None]:
+    """Turn what torch.distributed raises, once a rank is gone, into one line.
+
+    With gloo the others learn of it here. With NCCL a step waits on the device: torch's watchdog ends the process.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # of which its own classes are
+        reason = str(error).strip().split("\n")[0]
+        raise PeerError(f"another rank has ended or does not answer ({reason}); mend it and start all again") from error

@@ -1,0 +1,159 @@
+"""The processes of one run, as torchrun starts them: joining, and agreeing on what they are about to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from dustin_runtime.errors import ConflictError, DustinError, PeerError, UsageError
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel import environment
+from dustin_runtime.parallel.collectives import Collectives, peers
+from dustin_runtime.parallel.shards import Share
+
+TIMEOUT = 60
+"""Seconds that a rank waits for another within a step."""
+LOADING_TIMEOUT = timedelta(minutes=30)
+"""One rank's disk may be that much slower than another's."""
+
+
+@contextmanager
+def joined(timeout: int = TIMEOUT) -> Iterator[Ranks]:
+    """Join the other processes of the run, on the host; a run of one process joins nothing.
+
+    Args:
+        timeout: seconds that a rank waits for another.
+
+    Raises:
+        PeerError: not all of them came.
+        UsageError: the environment that says who they are is incomplete.
+    """
+    world = environment.world_size()
+    if world == 1:
+        yield Ranks(0, 1, 0)
+        return
+    rank, local = environment.rank(), environment.local_rank()
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+        loading = dist.new_group(backend="gloo", timeout=LOADING_TIMEOUT)
+    except (RuntimeError, ValueError) as error:  # of which the first covers torch's own classes
+        reason = str(error).strip().split("\n")[0]
+        raise PeerError(f"rank {rank}: not all of {world} ranks came within {timeout} s ({reason})") from None
+    try:
+        yield Ranks(rank, world, local, loading)
+    except DustinError as error:
+        if not error.quiet and rank:
+            raise type(error)(f"rank {rank}: {error}") from error
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the run.
+
+    Attributes:
+        local: its number on its host, from 0.
+        loading: the group, for waits as long as `LOADING_TIMEOUT`; None if this is the only process.
+    """
+
+    rank: int
+    world: int
+    local: int
+    loading: dist.ProcessGroup | None = None
+
+    @property
+    def alone(self) -> bool:
+        return self.world == 1
+
+    def device(self, asked: str) -> str:
+        """The device of this rank, where `asked` is that of the command line.
+
+        Raises:
+            UsageError: one GPU is asked for, which they cannot share.
+        """
+        if self.alone or asked == "cpu":
+            return asked
+        if asked not in ("auto", "cuda"):
+            raise UsageError(f"--device {asked}: each of {self.world} ranks needs its own; give cuda or cpu")
+        import torch
+
+        return f"cuda:{self.local}" if asked == "cuda" or torch.cuda.is_available() else "cpu"
+
+    def share(self, whole: ModelShape) -> ModelShape:
+        """What this rank has of a model. Raises UsageError as `Share.of`."""
+        return Share.of(whole, self.rank, self.world).shape
+
+    def collectives(self, device: str) -> Collectives | None:
+        """How the ranks talk in a step: by NCCL on GPUs, by gloo elsewhere; None for one process."""
+        if self.alone:
+            return None
+        with peers():
+            group = dist.new_group(backend="nccl") if device.startswith("cuda") else None
+        return Collectives(self.rank, self.world, group)
+
+    @contextmanager
+    def alike(self, loading: bool = False) -> Iterator[None]:
+        """Do what each rank does for itself, and wait for the others. If it fails on one, it fails on all of them.
+
+        Args:
+            loading: wait for `LOADING_TIMEOUT`.
+
+        Raises:
+            DustinError: of the first rank that failed, which it names unless all failed alike. Only on rank 0 it has to
+                be said (`DustinError.quiet`).
+            PeerError: a rank has ended.
+        """
+        own: DustinError | None = None
+        try:
+            yield
+        except DustinError as error:
+            if self.alone or isinstance(error, PeerError):
+                raise
+            own = error
+        found = self._all(None if own is None else (type(own), str(own)), self.loading if loading else None)
+        failed = [(rank, outcome) for rank, outcome in enumerate(found) if outcome]
+        if failed:
+            rank, (kind, text) = failed[0]
+            common = kind(text if len(set(found)) == 1 else f"rank {rank}: {text}")
+            common.quiet = self.rank > 0
+            raise common from own
+
+    def agree(self, facts: Mapping[str, object]) -> None:
+        """Refuse to go on if another rank was given something else.
+
+        Args:
+            facts: by the name that an error says; the same names on every rank, compared as text.
+
+        Raises:
+            ConflictError: on all ranks; names the first difference.
+        """
+        first, *others = self._all({name: str(value) for name, value in facts.items()})
+        for rank, theirs in enumerate(others, start=1):
+            for name, value in first.items():
+                if theirs[name] != value:
+                    error = ConflictError(
+                        f"ranks differ in {name}: {_short(value)} on rank 0, {_short(theirs[name])} on rank {rank}"
+                    )
+                    error.quiet = self.rank > 0
+                    raise error
+
+    def _all(self, value: object, group: dist.ProcessGroup | None = None) -> list[Any]:
+        """What every rank has, in their order."""
+        if self.alone:
+            return [value]
+        found: list[Any] = [None] * self.world
+        with peers():
+            dist.all_gather_object(found, value, group=group)
+        return found
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

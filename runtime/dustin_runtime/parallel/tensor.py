@@ -1,0 +1,64 @@
+"""A decoder's part in a tensor-parallel group: its share of the weights, and what is summed or compared over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.models import ops
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.collectives import Collectives
+from dustin_runtime.parallel.shards import Share
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """What a decoder that is split over ranks asks."""
+
+    share: Share
+    ranks: Collectives
+
+    @classmethod
+    def of(cls, shape: ModelShape, ranks: Collectives) -> TensorParallel:
+        """The part of a whole model that falls to this rank. Raises UsageError as `Share.of`."""
+        return cls(Share.of(shape, ranks.rank, ranks.world), ranks)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Partial results of all ranks added up, the same bits everywhere."""
+        return self.ranks.sum(x)
+
+    def whole_logits(self, own: Tensor) -> Tensor:
+        """Logits [..., vocab] from every rank's own [..., vocab_rows]."""
+        parts = self.ranks.gather(own)
+        return parts.movedim(0, -2).flatten(-2)[..., : self.share.whole.vocab].contiguous()
+
+    def whole_head(self, own: Tensor) -> Tensor:
+        """The head [vocab, hidden] from every rank's rows of it."""
+        return self.ranks.gather(own).flatten(0, 1)[: self.share.whole.vocab]
+
+    def argmax_finite(self, own: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+        """`ops.argmax_finite` of logits whose columns lie on several ranks.
+
+        Args:
+            own: [..., vocab_rows], contiguous.
+            vocab: of the whole.
+
+        Returns:
+            ids [...] int64, of equals the smallest; finite [...] bool; the same on every rank.
+        """
+        begin = self.share.vocab.start
+        columns = min(max(vocab - begin, 0), len(self.share.vocab))
+        if columns:
+            ids, finite = ops.argmax_finite(own, columns)
+            best = own.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        else:  # padding alone, on the last ranks
+            best = own.new_full(own.shape[:-1], -torch.inf)
+            ids = torch.zeros_like(best, dtype=torch.int64)
+            finite = torch.ones_like(best, dtype=torch.bool)
+        # fp64 holds every id and every logit exactly.
+        mine = torch.stack((best.double(), (ids + begin).double(), finite.double()), dim=-1)
+        bests, found, sound = self.ranks.gather(mine).unbind(dim=-1)
+        first = bests.argmax(dim=0, keepdim=True)  # of equals the lowest rank, which has the smaller ids
+        return found.gather(0, first).squeeze(0).long(), sound.bool().all(dim=0)

@@ -1,0 +1,176 @@
+"""Tiny random models of every family, and what a rank does with them: run in this process for one rank, in a pool's for
+several. Everything here is deterministic, so that texts can be compared token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+
+from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.engine import Draw, Engine
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.models.weights import load_decoder, load_headless, random_decoder, safetensors_in
+from dustin_runtime.parallel.ranks import Ranks, joined
+from dustin_runtime.policies import POLICIES
+from dustin_runtime.step import Stepper
+
+SIZES: dict[str, Any] = {
+    "layers": 3,
+    "hidden": 48,
+    "ffn": 64,
+    "query_heads": 6,
+    "kv_heads": 2,
+    "head_size": 8,
+    "vocab": 40,
+    "context": 256,
+}
+SHAPES = {
+    "llama": ModelShape(family="llama", tied=True, **SIZES | {"vocab": 41}),
+    "llama-one-kv-head": ModelShape(family="llama", **SIZES | {"kv_heads": 1, "vocab": 43}),
+    "mistral": ModelShape(family="mistral", **SIZES | {"kv_heads": 6, "head_size": 4}),
+    "qwen2": ModelShape(family="qwen2", qkv_bias=True, **SIZES),
+    "qwen3": ModelShape(family="qwen3", qk_norm=True, tied=True, **SIZES | {"vocab": 39}),
+}
+NINE_HEADS = ModelShape(family="llama", tied=True, **SIZES | {"query_heads": 9, "kv_heads": 3, "ffn": 48, "vocab": 41})
+"""The heads of SmolLM2-135M, which three ranks can share."""
+PROMPTS = [[1, 5, 9, 30, 2], [7], [3, 3, 8] * 13]
+VOCAB = 37
+DEPTH = 3
+
+
+def selection(budget: int, m: int, heads: tuple[int, ...] = (1, 5)) -> Selection:
+    lookahead = (LayerHeads(layer=1, heads=(0, 4)), LayerHeads(layer=0, heads=(2,)))
+    return Selection(
+        budget=budget, sink=2, window=4, m=m, history=LayerHeads(layer=2, heads=heads), lookahead=lookahead
+    )
+
+
+def write_weights(folder: Path, shape: ModelShape, seed: int = 0) -> Path:
+    """Random weights as a model's folder holds them."""
+    random = torch.Generator().manual_seed(seed)
+    query, kv = shape.query_heads * shape.head_size, shape.kv_heads * shape.head_size
+    sizes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape.vocab, shape.hidden),
+        "model.norm.weight": (shape.hidden,),
+    }
+    if not shape.tied:
+        sizes["lm_head.weight"] = (shape.vocab, shape.hidden)
+    for layer in range(shape.layers):
+        at = f"model.layers.{layer}"
+        sizes |= {
+            f"{at}.input_layernorm.weight": (shape.hidden,),
+            f"{at}.self_attn.q_proj.weight": (query, shape.hidden),
+            f"{at}.self_attn.k_proj.weight": (kv, shape.hidden),
+            f"{at}.self_attn.v_proj.weight": (kv, shape.hidden),
+            f"{at}.self_attn.o_proj.weight": (shape.hidden, query),
+            f"{at}.post_attention_layernorm.weight": (shape.hidden,),
+            f"{at}.mlp.gate_proj.weight": (shape.ffn, shape.hidden),
+            f"{at}.mlp.up_proj.weight": (shape.ffn, shape.hidden),
+            f"{at}.mlp.down_proj.weight": (shape.hidden, shape.ffn),
+        }
+        if shape.qkv_bias:
+            sizes |= {f"{at}.self_attn.{x}_proj.bias": (query if x == "q" else kv,) for x in "qkv"}
+        if shape.qk_norm:
+            sizes |= {f"{at}.self_attn.{x}_norm.weight": (shape.head_size,) for x in "qk"}
+    tensors = {name: torch.randn(size, generator=random) * shape.hidden**-0.5 * 1.5 for name, size in sizes.items()}
+    for name in tensors:
+        if "norm" in name:
+            tensors[name] = 1 + tensors[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def write_headless(folder: Path, target: Path) -> Path:
+    """The first two layers and the norm of a model, as a draft that borrows the rest."""
+    kept = ("model.layers.0.", "model.layers.1.", "model.norm.")
+    folder.mkdir()
+    save_file({n: x for n, x in safetensors_in(target) if n.startswith(kept)}, folder / "model.safetensors")
+    return folder
+
+
+class Case(NamedTuple):
+    """One run."""
+
+    folder: Path
+    shape: ModelShape
+    method: str = "vanilla"
+    selection: Selection | None = None
+    dtype: torch.dtype = torch.float64
+    own_layers: int | None = 2
+    """Layers of a draft that is made of the target's; None for another model, whole on every rank."""
+    headless: Path | None = None
+    """A draft of two layers that borrows its target's embedding and head, whole on every rank."""
+    draft_budget: int | None = None
+    temperature: float = 0.0
+
+
+class Run(NamedTuple):
+    """What a run left."""
+
+    tokens: list[list[int]]
+    lists: list[torch.Tensor]
+    """What verification read in every step."""
+    scores: list[torch.Tensor]
+    """What that was chosen from."""
+    kept: float
+    logits: torch.Tensor
+    """Of the first step, as far as a rank has them."""
+
+
+def models(case: Case, ranks: Ranks) -> tuple[Decoder, Decoder]:
+    target = load_decoder(case.folder, case.shape, case.dtype, "cpu", ranks.collectives("cpu"))
+    if case.headless:
+        return target, load_headless(case.headless, case.shape.model_copy(update={"layers": 2}), target)
+    if case.own_layers is not None:
+        return target, target.first_layers(case.own_layers)
+    shape = SHAPES["llama"].model_copy(update={"layers": 2, "vocab": 40})
+    return target, random_decoder(shape, case.dtype, "cpu", seed=3)
+
+
+def generate(case: Case, ranks: Ranks, new: int = 9) -> Run:
+    target, draft = models(case, ranks)
+    policy, lists, scores = POLICIES[case.method](case.selection), [], []
+
+    class Seen(type(policy)):  # type: ignore[misc]
+        def select(self, signals):
+            kept = super().select(signals)
+            lists.append(kept if kept is None else kept.clone())
+            scores.extend(signals.history().clone() for _ in range(self.uses_history))
+            scores.extend(signals.lookahead().clone() for _ in range(self.uses_lookahead))
+            return kept
+
+    stepper = Stepper(
+        target,
+        draft,
+        Seen(case.selection),
+        case.selection,
+        DEPTH,
+        VOCAB,
+        draft_budget=case.draft_budget,
+        sampled=case.temperature > 0,
+        nucleus=case.temperature > 0,
+    )
+    draws = [Draw(case.temperature, 0.9 if case.temperature else 1.0, seed) for seed in range(len(PROMPTS))]
+    logits: list[torch.Tensor] = []
+    found, statistics = Engine(stepper).generate(
+        PROMPTS, new, draws=draws, on_step=lambda result, whose: logits.append(result.logits)
+    )
+    kept = [x for x in lists if x is not None]
+    return Run([g.tokens for g in found], kept, scores, statistics.kept, logits[0].clone())
+
+
+def alone(case: Case) -> Run:
+    """In this process."""
+    return generate(case, Ranks(0, 1, 0))
+
+
+def together(cases: Sequence[Case]) -> list[Run]:
+    """On a rank of a pool."""
+    with joined(20) as ranks:
+        return [generate(case, ranks) for case in cases]
