@@ -51,6 +51,7 @@ class EvalInputs(Part):
     device: str = ""
     depth: int = 0
     selection: Selection
+    draft_cache: str = "full"
 
 
 class Evaluation(Document):

@@ -24,7 +24,7 @@ from dustin_profile.reporting.measured import Score
 from dustin_profile.reporting.points import Point, known_points
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sections.bench import speed_figure
-from dustin_profile.reporting.sections.headline_budget import budgets, ready
+from dustin_profile.reporting.sections.headline_budget import budgets, named, ready
 from dustin_profile.reporting.sections.headline_cards import answers, drift, quality, speed
 from dustin_profile.reporting.sections.headline_words import speed_said, verdicts
 from dustin_profile.reporting.sources import Evidence
@@ -48,11 +48,17 @@ MOST = 6
 def build(evidence: Evidence) -> Content | None:
     points = known_points(evidence)
     fast = speed(evidence)
-    cards = [*quality(leading(points, evidence)), *drift(evidence), *fast[:1], *answers(evidence), *fast[1:]]
+    cards = [
+        *quality(leading(points, evidence)),
+        *drift(evidence),
+        *fast[:1],
+        *answers(evidence, named(points)),
+        *fast[1:],
+    ]
     if not cards:
         return None
     blocks: list[Block] = [Cards(cards[:MOST])]
-    if said := [*verdicts(points), *speed_said(evidence, points), *budgets(points, evidence), *ready(points, evidence)]:
+    if said := [*verdicts(points), *speed_said(evidence, points), *budgets(points), *ready(points, evidence)]:
         blocks.append(Bullets([text for _, text in said], [lead for lead, _ in said]))
     if points:
         blocks.append(_table(points))

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dustin_profile.reporting.points import Point
-from dustin_profile.reporting.sources import Evidence, Source
+from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pair_of
 from dustin_profile.reporting.wording import estimate, listed, percent, plain
 from dustin_runtime.config import DustinConfig
 
 MARGIN = 0.1
 """Share of vanilla's score that may be lost: what an interval over a few dozen items can rule out."""
-RULE = (
-    "every task's score is, by the whole 95 % interval of its difference from vanilla's, less than"
-    f" {percent(MARGIN)} of vanilla's below it"
-)
+RULE = f"95 % intervals rule out that any task lost {percent(MARGIN)} of vanilla's score"
 
 
-def budgets(points: Sequence[Point], evidence: Evidence) -> list[tuple[str, str]]:
+def budgets(points: Sequence[Point]) -> list[tuple[str, str]]:
     """A sentence or more per pair."""
     pairs = dict.fromkeys(point.pair for point in points)
-    return [(f"Budget, {pair}:", _said([p for p in points if p.pair == pair], pair, evidence)) for pair in pairs]
+    return [(f"Budget, {pair}:", _said([p for p in points if p.pair == pair])) for pair in pairs]
 
 
 def chosen(points: Sequence[Point]) -> Point | None:
@@ -34,26 +31,40 @@ def chosen(points: Sequence[Point]) -> Point | None:
     return found
 
 
+def named(points: Sequence[Point]) -> dict[str, int]:
+    """The budget of every pair that one can be named for."""
+    pairs = dict.fromkeys(point.pair for point in points)
+    found = {pair: chosen([point for point in points if point.pair == pair]) for pair in pairs}
+    return {pair: point.budget for pair, point in found.items() if point}
+
+
 def ready(points: Sequence[Point], evidence: Evidence) -> list[tuple[str, str]]:
-    """Which files can be deployed as they are; those of pairs that a budget was named for are said with it."""
-    named = {point.pair for point in points if chosen([other for other in points if other.pair == point.pair])}
-    found = [
+    """How to serve what was searched: at the named budget, or else at each file's own."""
+    budget_of, commands = named(points), []
+    configs = evidence.of(DustinConfig)
+    for pair, budget in budget_of.items():
+        if theirs := [source for source in configs if pair_of(source.data) == pair]:
+            config = min(theirs, key=lambda source: source.data.selection.budget != budget)
+            option = "" if config.data.selection.budget == budget else f" --budget {budget}"
+            commands.append(f"dustin-run generate --config {config.name}{option} ({pair}, k = {budget})")
+    own = [
         f"{source.name} ({pair_of(source.data)}, k = {source.data.selection.budget})"
-        for source in evidence.of(DustinConfig)
-        if pair_of(source.data) not in named
+        for source in configs
+        if pair_of(source.data) not in budget_of
     ]
-    return [("To deploy:", f"dustin-run generate --config {' or '.join(found)}.")] if found else []
+    if own:
+        commands.append(f"dustin-run generate --config {' or '.join(own)}")
+    return [("To deploy:", "; ".join(commands) + ".")] if commands else []
 
 
-def _said(points: Sequence[Point], pair: str, evidence: Evidence) -> str:
+def _said(points: Sequence[Point]) -> str:
     judged = _judged(points)
     if not judged:
         return f"none is named, since {_missing(points)}."
     point = chosen(points)
     if not point:
-        return f"none of those that were judged will do, by this rule: {RULE}. At k = {_why_not(judged[0])}."
-    text = f"k = {point.budget} is the smallest at which {RULE}, there and at all larger ones that were judged"
-    text += f" ({_measured(point)})."
+        return f"none of those that were judged will do: at none is it so that {RULE}. At k = {_why_not(judged[0])}."
+    text = f"k = {point.budget}: there, and at all larger budgets that were judged, {RULE} ({_measured(point)})."
     if below := next((other for other in judged if other.budget < point.budget), None):
         text += f" At k = {_why_not(below)}."
     if point.fidelity:
@@ -61,7 +72,7 @@ def _said(points: Sequence[Point], pair: str, evidence: Evidence) -> str:
             " Texts are not vanilla's to the letter: of given texts' tokens, full verification would choose"
             f" {estimate(point.fidelity.agreement)} the same."
         )
-    return f"{text} {_command(point, pair, evidence)}".strip()
+    return text
 
 
 def _judged(points: Sequence[Point]) -> list[Point]:
@@ -78,11 +89,14 @@ def _paired(point: Point) -> set[str]:
 
 def _faults(point: Point) -> list[str]:
     """What the rule has against a budget."""
-    return [
-        f"“{title}” is {estimate(score.minus, sign=True)} from vanilla's {plain(score.value - score.minus.mean)}"
-        for title, score in point.scores.items()
-        if score.minus and score.minus.low is not None and score.minus.low < -MARGIN * (score.value - score.minus.mean)
-    ]
+    faults = []
+    for title, score in point.scores.items():
+        if score.minus and score.minus.low is not None:
+            full = score.value - score.minus.mean
+            if score.minus.low < -MARGIN * full:
+                lost = f", so that {percent(-score.minus.low / full)} may be lost" if full > 0 else ""
+                faults.append(f"“{title}” is {estimate(score.minus, sign=True)} from vanilla's {plain(full)}{lost}")
+    return faults
 
 
 def _why_not(point: Point) -> str:
@@ -103,12 +117,3 @@ def _missing(points: Sequence[Point]) -> str:
         "this was not measured: answers beside vanilla's (dustin-profile eval needle, recall or longbench, over several"
         " documents)"
     )
-
-
-def _command(point: Point, pair: str, evidence: Evidence) -> str:
-    configs: list[Source[DustinConfig]] = [s for s in evidence.of(DustinConfig) if pair_of(s.data) == pair]
-    configs.sort(key=lambda source: source.data.selection.budget != point.budget)
-    if not configs:
-        return ""
-    changed = "" if configs[0].data.selection.budget == point.budget else f" --budget {point.budget}"
-    return f"To deploy: dustin-run generate --config {configs[0].name}{changed}."

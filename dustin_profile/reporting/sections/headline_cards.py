@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dustin_profile.reporting.blocks import Card
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation
@@ -41,8 +41,12 @@ def quality(points: Sequence[Point]) -> list[Card]:
     return cards
 
 
-def answers(evidence: Evidence) -> list[Card]:
-    """What a task's answers lose, and what the books' own text does."""
+def answers(evidence: Evidence, named: Mapping[str, int]) -> list[Card]:
+    """What a task's answers lose, and what the books' own text does.
+
+    Args:
+        named: the budget to show, by pair; else it is the config's own.
+    """
     cards = []
     for known in measured(evidence):
         for task in known.tasks:
@@ -53,7 +57,7 @@ def answers(evidence: Evidence) -> list[Card]:
             }
             if not own:
                 continue
-            served = task.sources[0].data.inputs.selection.budget
+            served = named.get(known.pair, task.sources[0].data.inputs.selection.budget)
             budget = served if served in own else max(own, key=lambda k: k or 0)
             value, minus = own.pop(budget)
             name, _, figure = task.title.partition(", ")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dustin_profile.method_styles import label, style
-from dustin_profile.reporting.documents.run import BenchRow
+from dustin_profile.reporting.documents.evaluation import Evaluation
+from dustin_profile.reporting.documents.run import Bench, BenchRow
 from dustin_profile.reporting.points import Point
 from dustin_profile.reporting.sections.bench import case_name
 from dustin_profile.reporting.sources import Evidence
-from dustin_profile.reporting.speeds import fastest, gains_at_equal_tau, ranked, synthetic
+from dustin_profile.reporting.speeds import fastest, gains_at_equal_tau, own_rows, ranked, synthetic
 from dustin_profile.reporting.titles import pair_of
 from dustin_profile.reporting.wording import NBSP, certain, count, estimate, listed, percent, plain, signed, times
 from dustin_runtime.method_names import FULL
@@ -60,13 +61,29 @@ def speed_said(evidence: Evidence, points: Sequence[Point]) -> list[tuple[str, s
                     f" {' to '.join(equal)}."
                 )
         if points:
-            contexts = [point.context for point in points if point.pair == name and point.context]
+            lengths = [(p.context, p.texts, p.generated_from) for p in points if p.pair == name]
+            contexts = [tokens for several in lengths for tokens in several if tokens]
             if name not in {point.pair for point in points}:
                 text += " Quality was measured on other pairs."
             elif contexts and max(contexts) < best.context:
                 text += f" Quality was measured at up to {count(max(contexts))} tokens."
+            if isinstance(best.draft_reads, int) and (whole := _with_whole_draft(evidence, data, name)):
+                text += (
+                    f" There the draft reads {best.draft_reads} tokens; answers were measured with a draft that reads"
+                    f" all, with which it gains up to {times(whole)}."
+                )
         found.append((f"Speed, {name} on {data.device}{', synthetic' if assumed else ''}:", text))
     return found
+
+
+def _with_whole_draft(evidence: Evidence, data: Bench, pair: str) -> float | None:
+    """The best gain of rows whose draft reads all, if every answer was measured so; None if there is no such row."""
+    answered = [one.data for one in evidence.of(Evaluation) if pair_of(one.data) == pair]
+    if not answered or any(one.inputs.draft_cache != "full" for one in answered):
+        return None
+    return max(
+        (row.alpha for row in own_rows(data) if row.alpha and not isinstance(row.draft_reads, int)), default=None
+    )
 
 
 def _classic(row: BenchRow) -> bool:

@@ -33,12 +33,9 @@ def build(evidence: Evidence) -> Content | None:
             blocks.append(Figures(figures))
     return Content(
         "All that was measured of each method, side by side; how, and with which intervals, is said in the sections"
-        " below. Bold: within a budget, the best method and those that no 95 % interval tells from it: for KL, same"
-        " choice and ARR that of differences from the best, paired by document, holds zero; for other figures a"
-        " method's own, for scores that of its difference from vanilla, holds the best one's value, or the best one's"
-        " holds its. Where there is no"
-        " interval, nothing is bold. Methods of one budget may differ in what they read: the pictures compare them at"
-        " equal tokens read.",
+        " below. Bold: within a budget the best method, and those next to it that 95 % intervals do not tell from it"
+        " (intervals of differences paired by document where there are some). Where there is no interval, nothing is"
+        " bold. Methods of one budget may differ in what they read: the pictures compare them at equal tokens read.",
         blocks,
     )
 

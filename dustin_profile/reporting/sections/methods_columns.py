@@ -40,11 +40,13 @@ class Column:
         known = [method for method in methods if method in self.cost and not style(method[0]).bound]
         if len(known) < 2:
             return set()
-        best = min(known, key=lambda method: self.cost[method])
-        alike = {method: self.alike(method, best) for method in known}
-        if None in alike.values():  # what is not bold would look as if it were told apart
+        best, *others = sorted(known, key=lambda method: self.cost[method])
+        alike = [self.alike(method, best) for method in others]
+        if None in alike:  # what is not bold would look as if it were told apart
             return set()
-        return {best, *(method for method in known if alike[method])}
+        # Not those behind one that is told apart: an interval so wide that it holds anything says nothing for them.
+        apart = alike.index(False) if False in alike else len(others)
+        return {best, *others[:apart]}
 
 
 def columns(known: Measured) -> list[Column]:

@@ -38,8 +38,8 @@ def needles(**scores: list[float]) -> dict[str, Any]:
 
 def test_the_smallest_budget_that_loses_little_is_named(tmp_path: Path) -> None:
     said = budget(composed(tmp_path, fidelity(KEPT, agreement=0.95), needles(k512=EQUAL, k256=EQUAL, k128=WORSE)))
-    assert said.startswith("k = 256 is the smallest at which every task's score is, by the whole 95 % interval")
-    assert "less than 10 % of vanilla's below it" in said
+    assert said.startswith("k = 256: there, and at all larger budgets that were judged, 95 % intervals rule out that")
+    assert "any task lost 10 % of vanilla's score" in said
     assert "(needle, facts found 0.000 [0.000, 0.000])" in said
     assert "At k = 128, “needle, facts found” is −0.500" in said and "from vanilla's 0.875" in said
     assert "full verification would choose 0.950 [0.950, 0.950] the same." in said
@@ -48,8 +48,8 @@ def test_the_smallest_budget_that_loses_little_is_named(tmp_path: Path) -> None:
 def test_a_difference_that_may_be_large_is_a_fault(tmp_path: Path) -> None:
     """To find no loss is not to show that there is none."""
     said = budget(composed(tmp_path, needles(k512=EQUAL, k256=UNSURE)))
-    assert said.startswith("k = 512 is the smallest")
-    assert "At k = 256, “needle, facts found” is −0.050 [−0.209, +0.109] from vanilla's 0.875." in said
+    assert said.startswith("k = 512: there,")
+    assert "At k = 256, “needle, facts found” is −0.050 [−0.209, +0.109] from vanilla's 0.875, so that 24 % may" in said
 
 
 def test_no_budget_is_named_below_one_that_fails(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_no_budget_is_named_below_one_that_fails(tmp_path: Path) -> None:
 def test_every_task_of_the_pair_is_asked_for(tmp_path: Path) -> None:
     recalled = answers("recall", "recalled", {("vanilla", None): EQUAL, ("dustin", 512): EQUAL})
     report = composed(tmp_path, fidelity(KEPT, agreement=0.95), needles(k512=EQUAL, k256=EQUAL), recalled)
-    assert budget(report).startswith("k = 512 is the smallest")  # 256 passed one task of two
+    assert budget(report).startswith("k = 512: there,")  # 256 passed one task of two
 
 
 @pytest.mark.parametrize("case", ["tasks", "vanilla", "documents"])
@@ -90,8 +90,8 @@ def test_the_config_to_deploy_goes_with_the_budget(tmp_path: Path) -> None:
         document["inputs"]["models"] = models
         (tmp_path / f"{number}.json").write_text(json.dumps(document))
     found = compose(gather([tmp_path / "config.yaml", *sorted(tmp_path.glob("*.json"))]))
-    assert budget(found).endswith("To deploy: dustin-run generate --config config.yaml --budget 256.")
-    assert "**To deploy:**" not in markdown(found, None)
+    command = "**To deploy:** dustin-run generate --config config.yaml --budget 256 (smollm2 with self:6, k = 256)."
+    assert command in markdown(found, None)
     worse = needles(k512=WORSE, k256=EQUAL)
     worse["inputs"]["models"] = models
     (tmp_path / "1.json").write_text(json.dumps(worse))

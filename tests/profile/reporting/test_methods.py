@@ -12,6 +12,7 @@ from result_files import RESULTS, answers, composed, fidelity
 from dustin_profile.reporting.markdown import markdown
 from dustin_profile.reporting.page import html
 from dustin_profile.reporting.report import Report
+from dustin_profile.reporting.sections.methods_columns import Column
 from dustin_runtime.files import read_json
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -209,3 +210,11 @@ def test_the_short_version_has_the_columns_that_decide(tmp_path: Path) -> None:
     assert "| method | tokens read | KL, nats | same choice | needle, facts found | τ |" in lines
     assert "| **Dustin (hybrid)** | 128 | **0.2500** | **0.875** | **0.875** | 2.50 |" in lines
     assert "| StreamingLLM | 128 | 0.3500 | **0.875** | 0.375 −0.500 | 2.50 |" in lines
+
+
+def test_bold_ends_at_the_first_that_is_told_apart() -> None:
+    """One far behind, whose interval is so wide that it holds anything, is no rival of the best."""
+    alike = {"snapkv": True, "dustin": False, "h2o": True}
+    cost = {("quest", 8): 0.1, ("snapkv", 8): 0.2, ("dustin", 8): 0.3, ("h2o", 8): 0.9}
+    column = Column("KL", {}, cost, lambda method, best: alike[method[0]])
+    assert column.marked(list(cost)) == {("quest", 8), ("snapkv", 8)}
