@@ -110,9 +110,7 @@ def run(
 
 
 def _made_from(texts: GivenTexts, how: Generating) -> dict[str, Any]:
-    pair = texts.pair
     return texts.made_from(VERSION) | {
-        "rope": pair.rope.model_dump() if pair.rope else None,
         "draft_cache": texts.config.draft_cache,
         "bucket": how.bucket,
         "temperature": how.temperature,

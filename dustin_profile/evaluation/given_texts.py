@@ -42,6 +42,7 @@ class GivenTexts:
         return {
             "version": version,
             "models": self.pair.provenance(),
+            "rope": self.pair.rope.model_dump() if self.pair.rope else None,
             "data_sha256": self.prompts.sha256,
             "tokens": self.tokens,
             "depth": self.config.depth,

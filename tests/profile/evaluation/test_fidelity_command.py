@@ -15,6 +15,7 @@ from dustin_profile.evaluation import fidelity_stage, given_texts
 from dustin_profile.evaluation.fidelity_stage import spearman
 from dustin_runtime.config import load_config, save_config
 from dustin_runtime.files import read_json
+from dustin_runtime.models.shape import RopeScaling
 
 USAGE, CONFLICT, MISSING = 2, 4, 6
 SMALL = ("--context", 140, "--documents", 3, "--tokens", 12)
@@ -183,3 +184,13 @@ def test_a_damaged_result_is_named(tiny_pair: TinyPair, config: Path, tmp_path: 
     assert half.error.endswith("; delete the file to measure its document again")
     long = fidelity(tiny_pair, config, tmp_path / "long", *methods("dustin"), "--context", 9000)
     assert long.error.startswith("--context, prompt and --tokens: 9000 tokens exceed the model's context")
+
+
+def test_another_scaling_is_another_input(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
+    options = (*methods("streaming"), "--budget", 32)
+    assert fidelity(tiny_pair, config, tmp_path, *options).code == 0
+    stretched = tmp_path / "stretched.yaml"
+    served = load_config(config)
+    save_config(served.model_copy(update={"rope": RopeScaling(type="linear", factor=2.0)}), stretched)
+    other = fidelity(tiny_pair, stretched, tmp_path, *options, "--rope", "linear:2")
+    assert other.code == CONFLICT and "rope" in other.err
