@@ -8,12 +8,12 @@ is overwritten by the next. They share the draft's pass over the text too, as it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dustin_profile.evaluation.text_run import Prefilled, TextRun, log_loss, padded
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import last_rows
 from dustin_runtime.attention.tap import MassTap, QueryTap
@@ -22,8 +22,6 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import Policy
 from dustin_runtime.policies.base import Prompted, Verification
 from dustin_runtime.prefill import CHUNK, chunk_for, prefill
-from dustin_runtime.signals import StepSignals
-from dustin_runtime.step import State, Stepper
 
 
 class Fidelity(NamedTuple):
@@ -40,71 +38,6 @@ class Fidelity(NamedTuple):
     lists: list[list[Tensor | None]]
     """By step and layer, [heads, k] int32 prefix positions that were read (`Verification.kept`), -1 padded, where the
     target is; None for all. Layers of one list share it."""
-
-
-@dataclass(frozen=True)
-class Prefilled:
-    """A prompt in the caches of both models, for any number of policies, with what full verification makes of the text.
-
-    Attributes:
-        prompted, drafted: the prompt as target and draft have processed it.
-        full: [tokens, vocab] fp32 log-probabilities of full verification.
-        text_queries: by layer, [1, tokens - 1, query_heads, head_size] of the text under full verification.
-        text_keys: [layers, tokens - 1, kv_heads, head_size] likewise.
-        draft_queries: by layer of the draft, [1, tokens + depth - 2, query_heads, head_size] of the text and what the
-            last step looks at beyond it; `draft_cache` holds their keys.
-    """
-
-    target: Decoder
-    draft: Decoder
-    target_cache: KVCache
-    draft_cache: KVCache
-    prompt: Sequence[int]
-    text: Sequence[int]
-    prompted: Prompted
-    drafted: Prompted
-    full: Tensor
-    text_queries: list[Tensor]
-    text_keys: Tensor
-    draft_queries: list[Tensor]
-
-    @property
-    def loss(self) -> Tensor:
-        """[tokens] fp64, -log p of the text's tokens under full verification."""
-        return _loss(self.full, torch.tensor(list(self.text), device=self.full.device))
-
-
-class TextStepper(Stepper):
-    """Steps through a given text: the drafts are its tokens, and all of them are accepted.
-
-    Attributes:
-        text: [1, depth + 1] int64, the tokens that the next step verifies and the one behind.
-        queries: `Prefilled.draft_queries`.
-        begin: tokens of the text before the step's pending one.
-    """
-
-    text: Tensor
-    queries: Sequence[Tensor]
-    begin: int
-    verified: Verification
-    """What the last step verified with."""
-
-    def _verification(self, signals: StepSignals) -> Verification:
-        self.verified = super()._verification(signals)
-        return self.verified
-
-    def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, None]:
-        """The text's tokens. A pass of the draft ends at the pending one, and one at each but the last of these."""
-        if self.lookahead_heads is not None:
-            assert self.draft_budget is None  # or its queries would depend on what it read
-            for at in range(self.begin, self.begin + self.depth):
-                signals.given({layer: self.queries[layer][:, at : at + 1] for layer in self.lookahead_heads.layers})
-        return self.text[:, : self.depth], None
-
-    def _accept(
-        self, state: State, logits: Tensor, best: Tensor, drafts: Tensor, draft_probabilities: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return self.text, torch.full_like(state.lengths, self.depth)
 
 
 @torch.inference_mode()
@@ -141,7 +74,7 @@ def prepare(
     rows = [target.logits(last)[None, :vocab].float().log_softmax(-1)]
     text_queries, hidden = _read(target, target_cache, len(prompt), text[:-1])
     rows += [target.logits(part)[:, :vocab].float().log_softmax(-1) for part in hidden]
-    ahead = _padded(text, depth)[: len(text) + depth - 2] if len(text) > 1 else []
+    ahead = padded(text, depth)[: len(text) + depth - 2] if len(text) > 1 else []
     draft_queries, _ = _read(draft, draft_cache, len(prompt), ahead)
     return Prefilled(
         target,
@@ -179,11 +112,6 @@ def _read(model: Decoder, cache: KVCache, start: int, ids: Sequence[int]) -> tup
     return [torch.cat(parts, dim=1) for parts in queries if parts], hidden
 
 
-def _padded(text: Sequence[int], depth: int) -> list[int]:
-    """The text and as much as its last step may look beyond it."""
-    return [*text] + [text[-1]] * (depth + 1)
-
-
 @torch.inference_mode()
 def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelity:
     """Verify the text with one policy. Its first token comes from the prefill, which is the same for all.
@@ -191,32 +119,27 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
     Args:
         depth: tokens that a step verifies beyond the pending one; that of `prepare`.
     """
-    stepper = TextStepper(ready.target, ready.draft, policy, policy.selection, depth, vocab)
-    depth = stepper.depth
-    device, length, text = ready.target.device, len(ready.prompt), list(ready.text)
-    state = _state(ready, stepper)
-    padded = torch.tensor([_padded(text, depth)], device=device)
-    stepper.queries = ready.draft_queries
+    run = TextRun(ready, policy, depth, vocab)
+    depth = run.stepper.depth
+    text = torch.tensor(ready.text, device=ready.target.device)
     kl, agrees, loss, read = [], [], [], []
     lists: list[list[Tensor | None]] = []
     for begin in range(0, len(text) - 1, depth + 1):
-        stepper.text, stepper.begin = padded[:, begin + 1 : begin + depth + 2], begin
-        state.extent = length + begin
-        result = stepper(state)
+        result = run.step(begin)
         count = min(depth + 1, len(text) - 1 - begin)
         have = result.logits[0, :count].float().log_softmax(-1)
         want = ready.full[begin + 1 : begin + 1 + count]
         kl.append((want.exp() * (want - have)).double().sum(-1).clamp(min=0))
         agrees.append(want.argmax(-1) == have.argmax(-1))
-        loss.append(_loss(have, padded[0, begin + 1 : begin + 1 + count]))
-        read.append(result.packed[0, -2])
-        lists.append(_kept(stepper.verified, ready.target.shape.layers))
-    first = _loss(ready.full[:1], padded[0, :1])
+        loss.append(log_loss(have, text[begin + 1 : begin + 1 + count]))
+        read.append(result.packed[0, -2].clone())
+        lists.append(_kept(run.stepper.verified, ready.target.shape.layers))
+    first = log_loss(ready.full[:1], text[:1])
     return Fidelity(
         torch.cat([first.new_zeros(1), *kl]).cpu(),
         torch.cat([agrees[0].new_ones(1), *agrees]).cpu() if agrees else torch.ones(1, dtype=torch.bool),
         torch.cat([first, *loss]).cpu(),
-        float(torch.stack(read).mean()) if read else float(length),
+        float(torch.stack(read).mean()) if read else float(len(ready.prompt)),
         lists,
     )
 
@@ -292,37 +215,3 @@ def _kept(verified: Verification, layers: int) -> list[Tensor | None]:
     lists = [verified.kept(layer) for layer in range(layers)]  # all at once, so that what is apart has other addresses
     copies = {kept.data_ptr(): kept[0].to(torch.int32, copy=True) for kept in lists if kept is not None}
     return [None if kept is None else copies[kept.data_ptr()] for kept in lists]
-
-
-def _state(ready: Prefilled, stepper: Stepper) -> State:
-    """A state behind the prompt, over the shared caches."""
-    shape, device, length = ready.target.shape, ready.target.device, len(ready.prompt)
-    small = stepper.state(1, stepper.depth + 2)  # the caches of this one are not used
-    capacity = ready.target_cache.capacity
-    memory = stepper.policy.memory(shape, stepper.depth, 1, capacity, ready.target.dtype, device)
-    if memory:
-        last = stepper.policy.prompt_queries
-        drafted = _with_last(ready.drafted, last) if stepper.draft else None
-        memory.admit(0, _with_last(ready.prompted, last), drafted)
-    heads = stepper.history_heads
-    return replace(
-        small,
-        target_cache=ready.target_cache,
-        draft_cache=ready.draft_cache,
-        lengths=torch.tensor([length], device=device),
-        recent=torch.tensor([[ready.prompt[-1], ready.text[0]]], device=device),
-        history_query=heads.gather_last([ready.prompted.queries]) if heads else None,
-        active=torch.ones(1, dtype=torch.bool, device=device),
-        memory=memory,
-        extent=length,
-    )
-
-
-def _with_last(prompted: Prompted, tokens: int) -> Prompted:
-    """With the queries of so many last tokens."""
-    queries = {layer: q[:, -tokens:] for layer, q in prompted.queries.items()} if tokens else {}
-    return replace(prompted, queries=queries)
-
-
-def _loss(log_probabilities: Tensor, ids: Tensor) -> Tensor:
-    return -log_probabilities.gather(1, ids.unsqueeze(1)).squeeze(1).double()

@@ -12,7 +12,7 @@ from typing import Any
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, per_document, split
-from dustin_profile.evaluation.oracle import ORACLES, Oracle
+from dustin_profile.evaluation.oracle import ORACLES, bound
 from dustin_profile.plots import fidelity_curves
 from dustin_profile.progress import say
 from dustin_profile.provenance import versions
@@ -136,8 +136,7 @@ def _document(
         "cells": {},
     }
     found = []
-    for cell in wanted:
-        policy = cell.policy.bound(ready, depth) if isinstance(cell.policy, Oracle) else cell.policy
+    for policy in bound([cell.policy for cell in wanted], ready, depth):
         found.append(measure(ready, policy, depth, vocab))
         advance(1)
     shares = recovered(ready, found, depth) if found else ()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dustin_profile.evaluation.fidelity import Prefilled, attention_rows
+from dustin_profile.evaluation.fidelity import attention_rows
+from dustin_profile.evaluation.text_run import Prefilled
 from dustin_runtime.policies import Policy, Signals
 from dustin_runtime.selection import ascending, ranked
 
@@ -19,11 +21,17 @@ class GivenLists(Policy):
 
     name: ClassVar[str] = "given"
     needs_selection: ClassVar[bool] = True
-    steps: list[Tensor] = field(default_factory=list)
-    """Lists of the steps to come, [layers or 1, 1, kv_heads or 1, budget] each."""
+    lists: Tensor | None = None
+    """By step of the text, [steps, layers or 1, 1, kv_heads or 1, budget] int64 ascending, -1 padded."""
+    prompt: int = 0
+    """Tokens before the text."""
+    stride: int = 1
+    """Tokens of a step."""
 
     def select(self, signals: Signals) -> Tensor:
-        return self.steps.pop(0)
+        assert self.lists is not None
+        step = (signals.lengths - self.prompt) // self.stride
+        return self.lists.index_select(0, step)[0]
 
 
 @dataclass(frozen=True)
@@ -35,11 +43,6 @@ class Oracle(GivenLists):
 
     name: ClassVar[str] = "oracle"
     by_head: ClassVar[bool] = False
-
-    def bound(self, ready: Prefilled, depth: int) -> Oracle:
-        """The same for one text."""
-        assert self.selection is not None
-        return type(self)(self.selection, oracle_lists(ready, depth, self.selection.budget, self.by_head))
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,39 @@ class OracleByHead(Oracle):
 ORACLES: dict[str, type[Oracle]] = {policy.name: policy for policy in (Oracle, OracleByHead)}
 
 
+def bound(policies: Sequence[Policy], ready: Prefilled, depth: int) -> list[Policy]:
+    """The same with their oracles' lists of one text, for which its attention is computed once."""
+    oracles = {index: policy for index, policy in enumerate(policies) if isinstance(policy, Oracle)}
+    found = list(policies)
+    if oracles and len(ready.text) > 1:
+        lists = oracle_lists(ready, depth, [(_budget(policy), policy.by_head) for policy in oracles.values()])
+        for (index, policy), one in zip(oracles.items(), lists, strict=True):
+            found[index] = type(policy)(policy.selection, one, len(ready.prompt), depth + 1)
+    return found
+
+
+def _budget(policy: Oracle) -> int:
+    assert policy.selection is not None
+    return policy.selection.budget
+
+
 @torch.inference_mode()
-def oracle_lists(ready: Prefilled, depth: int, budget: int, by_head: bool) -> list[Tensor]:
+def oracle_lists(ready: Prefilled, depth: int, wanted: Sequence[tuple[int, bool]]) -> list[Tensor]:
     """For every step of a text, the positions before it of the most attention, the first of equals.
 
+    Args:
+        wanted: the budget of each list, and whether it is for every KV head of every layer or one for all.
+
     Returns:
-        [layers or 1, 1, kv_heads or 1, budget] int64 ascending, -1 padded, by step.
+        `GivenLists.lists` for each that is wanted.
     """
-    found = []
+    found: list[list[Tensor]] = [[] for _ in wanted]
     for begin in range(0, len(ready.text) - 1, depth + 1):
         prefix = len(ready.prompt) + begin
         layers = range(ready.target.shape.layers)
         mass = torch.stack([attention_rows(ready, layer, begin, depth)[..., :prefix].sum(1) for layer in layers])
-        scores = mass if by_head else mass.sum(dim=(0, 1)).view(1, 1, -1)
-        lists = ranked(scores, torch.ones_like(scores, dtype=torch.bool), budget)
-        found.append(ascending(lists).unsqueeze(1))
-    return found
+        for steps, (budget, by_head) in zip(found, wanted, strict=True):
+            scores = mass if by_head else mass.sum(dim=(0, 1)).view(1, 1, -1)
+            lists = ranked(scores, torch.ones_like(scores, dtype=torch.bool), budget)
+            steps.append(ascending(lists).unsqueeze(1))
+    return [torch.stack(steps) for steps in found]

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from dustin_profile import plots
 from dustin_profile.data import Prompt
-from dustin_profile.evaluation.fidelity import Prefilled, attention_rows, measure, prepare, recovered
+from dustin_profile.evaluation.fidelity import attention_rows, measure, prepare, recovered
 from dustin_profile.evaluation.fidelity_stage import spearman
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, per_document, split
 from dustin_profile.evaluation.oracle import GivenLists
+from dustin_profile.evaluation.text_run import Prefilled
 from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
 from dustin_profile.statistics import interval
@@ -94,7 +95,7 @@ def _document(
             sharpness = MOST_SHARPNESS * index / max(count - 1, 1)
             random = np.random.default_rng(int(digest_text(f"{seed}/{prompt.id}/{selection.budget}/{index}")[:16], 16))
             lists = sampled_lists(attention, ready, depth, selection, sharpness, random)
-            found.append(measure(ready, GivenLists(selection, lists), depth, vocab))
+            found.append(measure(ready, GivenLists(selection, lists, len(ids), depth + 1), depth, vocab))
             entries.append({"budget": selection.budget, "sharpness": sharpness})
             advance(1)
     shares = recovered(ready, found, depth)
@@ -131,14 +132,14 @@ def sampled_lists(
     selection: Selection,
     sharpness: float,
     random: np.random.Generator,
-) -> list[Tensor]:
+) -> Tensor:
     """One subset, as lists of the text's steps: sink, window, and the same drawn tokens as far as there is room.
 
     Dividing weights by exponential noise and taking the largest draws without replacement in proportion to them
     (Efraimidis and Spirakis, 2006).
 
     Returns:
-        [1, 1, 1, budget] int64 ascending, by step.
+        [steps, 1, 1, 1, budget] int64 ascending.
     """
     noise = torch.from_numpy(random.exponential(size=len(attention)))
     keys = (attention.clamp(min=1e-12) ** sharpness / noise).float().to(ready.target.device)
@@ -155,7 +156,7 @@ def sampled_lists(
             window=selection.window,
         )
         lists.append(kept[None, :, None])
-    return lists
+    return torch.stack(lists)
 
 
 def summarise(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:

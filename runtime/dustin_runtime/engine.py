@@ -17,8 +17,7 @@ from torch import Tensor
 from dustin_runtime import acceptance
 from dustin_runtime.diagnosis import where_it_breaks
 from dustin_runtime.errors import NothingMeasuredError, UsageError
-from dustin_runtime.graph import StepGraph
-from dustin_runtime.kernels import usable
+from dustin_runtime.graph import StepGraph, capturable
 from dustin_runtime.models.shape import ModelShape, check_context
 from dustin_runtime.policies.base import Prompted
 from dustin_runtime.prompt_store import PromptStore, process
@@ -89,9 +88,7 @@ class Engine:
         self.stop_ids = stop_ids
         self.rows = rows
         self.prompts = prompts
-        models = [model for model in (stepper.target, stepper.draft) if model]
-        served = all(usable(model.weights.norm, heads_of=model.shape.head_size) for model in models)
-        self.graph = served if graph is None else graph
+        self.graph = capturable(stepper) if graph is None else graph
         self._state: State | None = None
         self._captured: StepGraph | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dustin_runtime.kernels import usable
 from dustin_runtime.step import State, Stepper, StepResult
 
 WARM_UPS = 2
@@ -38,3 +39,9 @@ class StepGraph:
         """Advance the state by one step."""
         self._graph.replay()
         return self.result
+
+
+def capturable(stepper: Stepper) -> bool:
+    """Whether kernels serve the stepper's models: a graph then has all of a step."""
+    models = [model for model in (stepper.target, stepper.draft) if model]
+    return all(usable(model.weights.norm, heads_of=model.shape.head_size) for model in models)

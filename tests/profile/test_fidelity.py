@@ -8,9 +8,10 @@ import pytest
 import torch
 from host_reads import HostReads
 
-from dustin_profile.evaluation import fidelity
-from dustin_profile.evaluation.fidelity import Fidelity, TextStepper, measure, prepare, recovered
-from dustin_profile.evaluation.oracle import ORACLES
+from dustin_profile.evaluation import fidelity, text_run
+from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
+from dustin_profile.evaluation.oracle import ORACLES, bound
+from dustin_profile.evaluation.text_run import TextStepper
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.config import LayerHeads, Selection
@@ -107,13 +108,13 @@ def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) ->
     served = [choice for _, choice in seen]
     found = []
 
-    class Spy(fidelity.TextStepper):
+    class Spy(text_run.TextStepper):
         def _accept(self, state, logits, best, drafts, probabilities):  # type: ignore[no-untyped-def]
             found.append(best.tolist())
             return super()._accept(state, logits, best, drafts, probabilities)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fidelity, "TextStepper", Spy)
+        patch.setattr(text_run, "TextStepper", Spy)
         measure(ready, policy, DEPTH, VOCAB)
     assert found[:4] == served[:4]
 
@@ -162,7 +163,7 @@ def test_no_list_recovers_more_than_the_oracle_of_its_kind(target: Decoder) -> N
     ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=128, mass=True)
     chosen = selection(16)
     one_list = ["dustin", "dustin-t", "dustin-d", "streaming"]
-    policies = [ORACLES[name](chosen).bound(ready, DEPTH) for name in ORACLES]
+    policies = bound([ORACLES[name](chosen) for name in ORACLES], ready, DEPTH)
     policies += [make_policy(name, chosen) for name in [*one_list, "snapkv-8"]]
     found = [measure(ready, policy, DEPTH, VOCAB) for policy in policies]
     assert [kept is not None and kept.shape[-1] for kept in found[1].lists[0]] == [16] * 4
@@ -184,8 +185,8 @@ class Drafting(TextStepper):
         for turn, start in enumerate(starts):
             tap = signals.tap(dense_attention, last=turn == self.depth - 1)
             self.draft.forward(ids, start, state.draft_cache, tap, state.extent + turn + 1)
-            ids = self.text[:, turn : turn + 1]
-        return self.text[:, : self.depth], None
+            ids = self.following(state)[:, turn : turn + 1]
+        return self.following(state)[:, : self.depth], None
 
 
 @pytest.mark.parametrize("tokens", [2, 9, 29, 30])  # the last step looks beyond the text by up to `DEPTH`
@@ -206,7 +207,7 @@ def test_lookahead_scores_are_those_of_drafting_token_by_token(
             return TextStepper._verification(self, signals)
 
         with monkeypatch.context() as patch:
-            patch.setattr(fidelity, "TextStepper", type("Keeping", (stepper,), {"_verification": keep}))
+            patch.setattr(text_run, "TextStepper", type("Keeping", (stepper,), {"_verification": keep}))
             measure(ready, policy, DEPTH, VOCAB)
         with torch.inference_mode():
             for cached in (ready.draft_cache.keys, ready.draft_cache.values):
@@ -261,8 +262,7 @@ def test_steps_read_nothing_on_the_host(target: Decoder, name: str, monkeypatch:
         ready = prepare(target, target.first_layers(3), PROMPT, TEXT[:tokens], VOCAB, DEPTH, window=128, mass=True)
         policy = ORACLES[name](selection(16)) if name in ORACLES else make_policy(name, selection(16))
         with HostReads() as seen:
-            policy = policy.bound(ready, DEPTH) if name in ORACLES else policy  # type: ignore[attr-defined]
-            found = [measure(ready, policy, DEPTH, VOCAB)]
+            found = [measure(ready, one, DEPTH, VOCAB) for one in bound([policy], ready, DEPTH)]
             recovered(ready, found, DEPTH)
         reads.append(seen.count)
     assert reads[0] == reads[1] > 0

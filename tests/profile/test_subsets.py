@@ -7,9 +7,10 @@ import pytest
 import torch
 from host_reads import HostReads
 
-from dustin_profile.evaluation.fidelity import Prefilled, measure, prepare, recovered
-from dustin_profile.evaluation.oracle import GivenLists, Oracle
+from dustin_profile.evaluation.fidelity import measure, prepare, recovered
+from dustin_profile.evaluation.oracle import GivenLists, Oracle, bound
 from dustin_profile.evaluation.subsets import correlations, sampled_lists, summarise, text_attention
+from dustin_profile.evaluation.text_run import Prefilled
 from dustin_runtime.attention.scoring import last_rows
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.models.shape import ModelShape
@@ -96,7 +97,10 @@ def test_sharper_draws_recover_more_and_the_oracle_bounds_them(ready: Prefilled)
         measure(
             ready,
             GivenLists(
-                SELECTION, sampled_lists(attention, ready, DEPTH, SELECTION, sharpness, np.random.default_rng(s))
+                SELECTION,
+                sampled_lists(attention, ready, DEPTH, SELECTION, sharpness, np.random.default_rng(s)),
+                len(ready.prompt),
+                DEPTH + 1,
             ),
             DEPTH,
             VOCAB,
@@ -104,7 +108,7 @@ def test_sharper_draws_recover_more_and_the_oracle_bounds_them(ready: Prefilled)
         for sharpness in (0.0, 2.0)
         for s in range(3)
     ]
-    found.append(measure(ready, Oracle(SELECTION).bound(ready, DEPTH), DEPTH, VOCAB))
+    found.append(measure(ready, bound([Oracle(SELECTION)], ready, DEPTH)[0], DEPTH, VOCAB))
     arr = recovered(ready, found, DEPTH).mean(1)
     assert float(arr[:3].mean()) < float(arr[3:6].mean())
     assert bool((arr[:-1] <= arr[-1] + 1e-9).all())
