@@ -211,7 +211,7 @@ def test_it_is_priced_from_its_recipe_alone(
 
 def test_a_pair_recipe_may_name_it(recipe: Path) -> None:
     pair_file = recipe.parents[1] / "pairs" / "smollm2.yaml"
-    pair_file.write_text(pair_file.read_text().replace("self:6", "tiny-draft"))
+    pair_file.write_text(pair_file.read_text().replace("smollm2-135m-draft", "tiny-draft"))
     assert pairs.find_pair("smollm2").draft_id == NAME
 
 

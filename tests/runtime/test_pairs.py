@@ -32,6 +32,7 @@ PUBLISHED_PARAMETERS = {
     "meta-llama/Llama-3.2-3B-Instruct": 3.21e9,
     "meta-llama/Llama-3.2-1B-Instruct": 1.24e9,
     "HuggingFaceTB/SmolLM2-135M-Instruct": 134.5e6,
+    "recipe:smollm2-135m-draft": 42.5e6,  # 28.3 of them are its target's embedding
 }
 
 # arXiv 2606.24957, Table 5.
@@ -165,10 +166,13 @@ def test_padded_vocabularies_differ_but_the_tokenizer_does_not() -> None:
     assert pair.target.tokenizer_vocab == pair.draft.tokenizer_vocab == 151665
 
 
-def test_embedded_pair_drafts_with_the_first_layers_of_its_target() -> None:
+def test_embedded_pair_drafts_with_what_lies_beside_its_recipe() -> None:
     pair = find_pair("smollm2")
-    assert (pair.target_id, pair.draft_id, pair.budget) == ("smollm2", "self:6", 256)
-    assert pair.draft.shape == pair.target.shape.model_copy(update={"layers": 6})
+    assert (pair.target_id, pair.draft_id, pair.budget) == ("smollm2", "recipe:smollm2-135m-draft", 256)
+    assert pair.draft.shape == pair.target.shape.model_copy(update={"layers": 4})
+    assert pair.draft.weights is not None
+    folder = recipe_files.recipes_folder() / pair.draft.weights.folder
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 16e6
 
 
 def test_unknown_pair_offers_the_nearest_and_the_command_that_lists() -> None:
