@@ -19,8 +19,8 @@ demo: setup
 	$(BIN)/dustin-profile search --pair smollm2 --run-dir $(RUN) --offline \
 	  --length 1024 --depth-at 0 --depth-at 0.5 --depth-at 1 --needle-count 6 \
 	  --context 2048 --documents 8 --continuation 96 --windows 12 --budget 256
-	$(BIN)/dustin-run generate --config $(RUN) --offline --file LICENSE --prompt-tokens 1500 \
-	  --max-new-tokens 48 --compare vanilla
+	$(BIN)/dustin-run generate --config $(RUN) --offline --file README.md --file ARCHITECTURE.md --file LICENSE \
+	  --prompt-tokens 1500 --max-new-tokens 48 --compare vanilla
 
 lint: setup
 	$(BIN)/ruff check .

@@ -119,8 +119,8 @@ def _finish(arguments: argparse.Namespace, trainer: Any, tokenizer: str) -> None
         stored = trainer.evaluate()
     write_json(
         arguments.run / "final.json",
-        {"step": trainer.step, "seconds": round(trainer.seconds, 1), "trained": trained, "stored": stored}
-        | {"format": arguments.format, "sha256": hashes},
+        {"kind": "dustin-draft-final", "step": trainer.step, "seconds": round(trainer.seconds, 1)}
+        | {"trained": trained, "stored": stored, "format": arguments.format, "sha256": hashes},
     )
     curve.draw_curve(arguments.run / "curve.png", trainer.curve)  # last: nothing depends on it
     say(f"{arguments.run / 'draft'}: " + ", ".join(f"{name} {found}" for name, found in hashes.items()))

@@ -138,6 +138,7 @@ def test_shipped_draft_is_loaded_by_its_recipe(
     for module in (pairs, recipe_files, ship):
         monkeypatch.setattr(module, "recipes_folder", lambda: tmp_path / "recipes")
     ship.main(ship.parser().parse_args([str(tmp_path / "run"), "--tokenizer-vocab", "2000"]))
+    pairs._model.cache_clear()
     pair = open_pair(str(tiny_pair.target), f"recipe:{ship.NAME}", offline=True)
     assert pair.draft_shape == target.shape.model_copy(update={"layers": 3})
     assert pair.load_draft(target).weights.head is target.weights.head

@@ -29,7 +29,7 @@ def build(evidence: Evidence) -> Content | None:
     blocks: list[Block] = []
     for number, source in enumerate(found):
         data = source.data
-        title = f"{data.task}: {pair_of(data)}"
+        title = f"{data.task}: {pair_of(data)}" + ("" if data.inputs.draft_cache == "full" else ", draft reads k tokens")
         blocks.append(Heading(title))
         lost = _lost(data)
         if lost:

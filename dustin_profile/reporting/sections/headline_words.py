@@ -69,16 +69,18 @@ def speed_said(evidence: Evidence, points: Sequence[Point]) -> list[tuple[str, s
                 text += f" Quality was measured at up to {count(max(contexts))} tokens."
             if isinstance(best.draft_reads, int) and (whole := _with_whole_draft(evidence, data, name)):
                 text += (
-                    f" There the draft reads {best.draft_reads} tokens; answers were measured with a draft that reads"
-                    f" all, with which it gains up to {times(whole)}."
+                    f" There the draft reads {best.draft_reads} tokens; answers were compared with vanilla's with a"
+                    f" draft that reads all, with which it gains up to {times(whole)}."
                 )
         found.append((f"Speed, {name} on {data.device}{', synthetic' if assumed else ''}:", text))
     return found
 
 
 def _with_whole_draft(evidence: Evidence, data: Bench, pair: str) -> float | None:
-    """The best gain of rows whose draft reads all, if every answer was measured so; None if there is no such row."""
+    """The best gain of rows whose draft reads all, if every answer was compared with vanilla's so; None if there is no
+    such row."""
     answered = [one.data for one in evidence.of(Evaluation) if pair_of(one.data) == pair]
+    answered = [data for data in answered if any(entry.method == "vanilla" for entry in data.entries)]
     if not answered or any(one.inputs.draft_cache != "full" for one in answered):
         return None
     return max(

@@ -20,6 +20,8 @@ from dustin_runtime.files import read_json
 RESULTS = Path(__file__).parents[3] / "results"
 QWEN = RESULTS / "eval-qwen-coder1.5b_0.5b"
 """Every evaluation of that pair, a folder each."""
+DRAFT = "recipe:smollm2-135m-draft"
+"""Of the embedded pair."""
 
 
 def evaluation(task: str, groups: list[dict[str, str]], scores: dict[str, list[float]]) -> dict[str, Any]:

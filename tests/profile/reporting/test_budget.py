@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from html_page import Page
-from result_files import RESULTS, answers, composed, fidelity
+from result_files import DRAFT, RESULTS, answers, composed, fidelity
 
 from dustin_profile.reporting.markdown import markdown
 from dustin_profile.reporting.page import html
@@ -85,18 +85,18 @@ def test_tasks_of_different_budgets_are_not_joined(tmp_path: Path) -> None:
 def test_the_config_to_deploy_goes_with_the_budget(tmp_path: Path) -> None:
     shutil.copy(RESULTS / "arr-smollm2.yaml", tmp_path / "config.yaml")
     documents = [fidelity(KEPT, agreement=0.95), needles(k512=EQUAL, k256=EQUAL)]
-    models = {"target": {"id": "smollm2"}, "draft": {"id": "self:6"}}
+    models = {"target": {"id": "smollm2"}, "draft": {"id": DRAFT}}
     for number, document in enumerate(documents):
         document["inputs"]["models"] = models
         (tmp_path / f"{number}.json").write_text(json.dumps(document))
     found = compose(gather([tmp_path / "config.yaml", *sorted(tmp_path.glob("*.json"))]))
-    command = "**To deploy:** dustin-run generate --config config.yaml --budget 256 (smollm2 with self:6, k = 256)."
+    command = f"**To deploy:** dustin-run generate --config config.yaml --budget 256 (smollm2 with {DRAFT}, k = 256)."
     assert command in markdown(found, None)
     worse = needles(k512=WORSE, k256=EQUAL)
     worse["inputs"]["models"] = models
     (tmp_path / "1.json").write_text(json.dumps(worse))
     found = compose(gather([tmp_path / "config.yaml", *sorted(tmp_path.glob("*.json"))]))
-    assert "**To deploy:** dustin-run generate --config config.yaml (smollm2 with self:6, k = 128)." in markdown(
+    assert f"**To deploy:** dustin-run generate --config config.yaml (smollm2 with {DRAFT}, k = 128)." in markdown(
         found, None
     )
 

@@ -107,7 +107,7 @@ def test_fidelity_is_the_files(built: Built) -> None:
             assert row[2:5] == [shown(cell["kl"], 4) + median, shown(cell["agreement"]), shown(cell["arr"])]
             assert row[6] == f"{cell['perplexity']:.2f}"
     assert minus(f"{summary['arr_kl_rank_correlation']:+.3f}") in built.page.text
-    assert "Median: over 96 windows" in built.page.text
+    assert "Median: over 78 windows" in built.page.text
 
 
 def test_fidelity_of_an_older_file_has_no_medians(tmp_path: Path) -> None:
@@ -131,14 +131,14 @@ def test_fidelity_of_an_older_file_has_no_medians(tmp_path: Path) -> None:
 
 def test_speed_is_the_files_and_says_that_it_is_synthetic(built: Built) -> None:
     bench = read_json(RESULTS / "bench-qwen7b-1xh200.json")
-    table = built.page.table("Decoding speed by method", 1)  # the real pair's comes first
+    table = built.page.table("Decoding speed by method", 2)  # the real pair's two come first
     rows = [row for row in table.rows[1:] if len(row) > 1]
     assert sorted(row[1] for row in rows) == sorted(f"{row['tokens_per_s']:,.0f}" for row in bench["rows"])
     assert sorted(row[4].partition(" ")[0] for row in rows) == sorted(f"{row['step_ms']:.2f}" for row in bench["rows"])
     assert {row[3] for row in rows} == {"synthetic"}
     best = max((row for row in bench["rows"] if row["method"] == "dustin"), key=lambda row: row["alpha"])
     assert f"{best['alpha']:.2f}×" in built.page.text
-    for name in ("speed-2", "step-2", "attention"):
+    for name in ("speed-3", "step-3", "attention"):
         assert "SYNTHETIC: " in (built.folder / "page-figures" / f"{name}.svg").read_text()
     real = read_json(RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json")
     table = built.page.table("Decoding speed by method")
@@ -147,7 +147,7 @@ def test_speed_is_the_files_and_says_that_it_is_synthetic(built: Built) -> None:
     assert {row[3] for row in rows} == {"real"}
     for name in ("speed-1", "step-1", "acceptance-1-8x4096", "headline-speed"):
         assert "SYNTHETIC" not in (built.folder / "page-figures" / f"{name}.svg").read_text()
-    assert "vanilla took 2.84 ms where its parts, timed alone, sum to 2.51" in built.page.text
+    assert "where its parts, timed alone, sum to" not in built.page.text
     attention = read_json(RESULTS / "attention-1xh200.json")
     table = built.page.table("Attention of one verification, synthetic caches")
     assert [row[5] for row in table.rows[1:]] == [f"{row['speedup']:.2f}×" for row in attention["rows"]]

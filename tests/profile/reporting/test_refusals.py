@@ -107,7 +107,7 @@ def test_results_of_two_configs_are_not_mixed(tmp_path: Path, undrawn: None) -> 
     (tmp_path / "page.html").unlink()
     found["inputs"]["selection"]["m"] = 50
     (run / "fidelity" / "results.json").write_text(json.dumps(found))
-    words = ("fidelity/results.json: made with selection.m = 50", "config.yaml has 99", "give it as a RUN of its own")
+    words = ("fidelity/results.json: made with selection.m = 50", "config.yaml has 85", "give it as a RUN of its own")
     refused(report(run, output=tmp_path / "page.html"), CONFLICT, *words)
     # Given by itself it is another run, to be compared.
     assert report(RESULTS / ARR, run / "fidelity" / "results.json", output=tmp_path / "page.html").code == 0
