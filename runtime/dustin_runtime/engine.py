@@ -297,8 +297,16 @@ class _Run:
             state.extent = max(self._longest(), len(prompt))
         return first
 
-    def _admit_to_draft(self, state: State, row: int, index: int) -> Prompted:
-        """The same for the draft."""
+    def _admit_to_draft(self, state: State, row: int, index: int) -> Prompted | None:
+        """The same for the draft, on the rank that drafts the row: what fails there fails on all. None on others."""
+        if (blocks := state.blocks) is None:
+            return self._prefill_draft(state, row, index)
+        with blocks.ranks.alike():
+            place = blocks.place(row)
+            return None if place is None else self._prefill_draft(state, place, index)
+
+    def _prefill_draft(self, state: State, row: int, index: int) -> Prompted:
+        """Prefill a prompt into a row of the draft's cache."""
         draft, prompt, last = self.stepper.draft, self.sequences[index].prompt, self.stepper.policy.prompt_queries
         assert draft is not None and state.draft_cache is not None
         kept, whole, store = state.draft_cache.row(row), state.draft_prefill, self.engine.prompts

@@ -88,7 +88,7 @@ class Pair:
     def load_draft(self, target: Decoder) -> Decoder:
         """Load the draft's weights next to the target's, or share the target's.
 
-        Every rank has the whole draft; only `self:N` is split as the target is, whose layers it consists of.
+        Every rank has the whole draft, for its own rows; only `self:N` is split as the target is, whose layers it has.
         """
         from dustin_runtime.models.weights import load_decoder, load_headless
 

@@ -43,6 +43,7 @@ class MemoryPlan:
         draft_stores: what of its weights the draft does not share with the target.
         draft_budget: tokens of its cache that the draft reads; None for all, which are then kept.
         policies: methods that run one after the other; the one that keeps most counts.
+        draft_ranks: processes that share the rows of a draft which is whole on each of them.
     """
 
     target: ModelShape
@@ -57,6 +58,7 @@ class MemoryPlan:
     prefill_chunk: int
     draft_budget: int | None
     policies: tuple[Policy, ...] = ()
+    draft_ranks: int = 1
 
     @property
     def parts(self) -> dict[str, int]:
@@ -65,7 +67,7 @@ class MemoryPlan:
         return {
             "target weights": weights_bytes(self.target, self.element_bytes),
             "draft weights": self._draft_weights(),
-            "target KV cache": self._cache(self.target),
+            "target KV cache": self._cache(self.target, self.batch),
             "draft KV cache": self._draft_cache(),
             "policy": self._policies(),
             "rotary tables": sum(4 * shape.head_size * self.capacity for shape in models),
@@ -101,17 +103,18 @@ class MemoryPlan:
             return body_weights(self.draft) * self.element_bytes
         return weights_bytes(self.draft, self.element_bytes)
 
-    def _cache(self, shape: ModelShape) -> int:
-        return shape.kv_bytes(self.capacity, self.element_bytes) * self.batch
+    def _cache(self, shape: ModelShape, rows: int) -> int:
+        return shape.kv_bytes(self.capacity, self.element_bytes) * rows
 
     def _draft_cache(self) -> int:
         """All tokens; or a ring of them, all keys of the scored layers, and one whole row to prefill in."""
+        rows = -(-self.batch // self.draft_ranks)
         if self.draft is None or self.draft_budget is None:
-            return self._cache(self.draft) if self.draft else 0
+            return self._cache(self.draft, rows) if self.draft else 0
         ring = window_ring(self.draft_budget, self.depth, STREAMING_SINK)
-        slots = self.draft.kv_bytes(ring.sink + ring.size, self.element_bytes) * self.batch
+        slots = self.draft.kv_bytes(ring.sink + ring.size, self.element_bytes) * rows
         layers = len(self.selection.lookahead) if self.selection else 0
-        keys = layers * self.draft.kv_heads * self.draft.head_size * self.element_bytes * self.capacity * self.batch
+        keys = layers * self.draft.kv_heads * self.draft.head_size * self.element_bytes * self.capacity * rows
         return slots + keys + self.draft.kv_bytes(self.capacity, self.element_bytes)
 
     def _scores(self) -> int:
@@ -159,6 +162,7 @@ def plan(
     prefill_chunk: int = GPU_CHUNK,
     draft_budget: int | None = None,
     policies: Sequence[Policy] = (),
+    draft_ranks: int = 1,
 ) -> MemoryPlan:
     """What a run needs; arguments as the attributes of `MemoryPlan`.
 
@@ -179,6 +183,7 @@ def plan(
         prefill_chunk,
         draft_budget,
         tuple(policies),
+        draft_ranks,
     )
 
 

@@ -33,12 +33,15 @@ class StepSignals:
         self.stepper = stepper
         self.state = state
         self.lengths = state.lengths
+        self.drafted = state.drafted
+        """The rows that are drafted here, of which lookahead is scored."""
         self._beside = beside
         self._begun = False
         self._history: Tensor | None = None
         self._lookahead: Tensor | None = None
-        """Of the heads that are computed here, like `_history`."""
-        self._summed: dict[str, Tensor] = {}
+        """Of the heads and rows that are computed here, like `_history`."""
+        self._together: dict[str, Tensor] = {}
+        """Scores of all heads and rows, where ranks had parts of them."""
         self._passes: list[Mapping[int, Tensor]] = []
         """Queries of the draft's passes, kept alive until `join`."""
 
@@ -76,6 +79,29 @@ class StepSignals:
         if self._beside is not None and self._begun:
             torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
 
+    def of_all_rows(self, drafts: Tensor, probabilities: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Put what ranks drafted, and how they score it, together: in one collective on the stream of the step.
+
+        Args:
+            drafts: [drafted rows, depth] int64.
+            probabilities: [drafted rows, depth, shared vocabulary] that they were drawn from, or None.
+
+        Returns:
+            The same of all rows. As they are where all are drafted here.
+        """
+        if (blocks := self.state.blocks) is None:
+            return drafts, probabilities
+        self.join()
+        parts = {"drafts": drafts}
+        if probabilities is not None:
+            parts["probabilities"] = probabilities
+        if self.stepper.lookahead_heads is not None:
+            parts["lookahead"] = self._own_lookahead()
+        found = dict(zip(parts, blocks.gather(list(parts.values())), strict=True))
+        if "lookahead" in found:
+            self._together["lookahead"] = found["lookahead"]
+        return found["drafts"], found.get("probabilities")
+
     def history(self) -> Tensor:
         return self._over_ranks("history", self.stepper.target, self._own_history)
 
@@ -87,11 +113,12 @@ class StepSignals:
         """Scores of all heads: a head's come from the rank that computes it. They are summed on the stream of the step,
         where all sums are, and once, for that is in place. In one process they are computed at every call, which the
         benchmark times."""
+        if which in self._together:
+            return self._together[which]
         if model.split is None:
             return own()
-        if which not in self._summed:
-            self._summed[which] = model.summed(own())
-        return self._summed[which]
+        together = self._together[which] = model.summed(own())
+        return together
 
     def _own_history(self) -> Tensor:
         return self._history_scores() if self._history is None else self._history
@@ -139,8 +166,8 @@ class StepSignals:
 
     def _draft_keys(self) -> tuple[Tensor, Tensor, int]:
         """Keys, positions of the passes' last queries, and how many columns are wanted."""
-        cache = self.state.draft_cache
+        cache, lengths = self.drafted.draft_cache, self.drafted.lengths
         assert cache is not None
-        turns = torch.arange(len(self._passes), device=self.lengths.device)
+        turns = torch.arange(len(self._passes), device=lengths.device)
         keys = cache.keys if cache.scored is None else cache.scored
-        return keys, self.lengths.unsqueeze(1) + turns, self.state.extent
+        return keys, lengths.unsqueeze(1) + turns, self.state.extent

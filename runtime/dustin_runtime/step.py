@@ -7,7 +7,7 @@ place: a CUDA graph can hold it (`graph.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from dustin_runtime.cache import KVCache, window_ring
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.kernels import usable
 from dustin_runtime.models.decoder import Attention, Decoder
+from dustin_runtime.parallel.rows import RowBlocks
 from dustin_runtime.policies import Policy, require_over_ranks
 from dustin_runtime.policies.base import DraftLists, Memory, Verification
 from dustin_runtime.policies.streaming import STREAMING_SINK
@@ -45,6 +46,8 @@ class State:
         draft_lists: what the draft reads of its cache, where a policy chooses that; or None.
         forced: [rows, capacity] bool, at which positions drafts are accepted whatever the models say; or None.
         sampling: how each row draws its tokens.
+        blocks: the rows that each rank drafts, where ranks share them; None if all are drafted here. The draft's caches
+            have the rank's own block alone.
         extent: bound on max(lengths): how much of the cache the plain attention is shown. Kernels read lengths on the
             device, so a graph takes the whole capacity.
     """
@@ -60,11 +63,26 @@ class State:
     memory: Memory | None
     draft_lists: DraftLists | None
     forced: Tensor | None
+    blocks: RowBlocks | None
     extent: int
 
     @property
     def rows(self) -> int:
         return len(self.lengths)
+
+    @property
+    def drafted(self) -> State:
+        """The same with what drafting reads of it cut to the rows that are drafted here; itself if these are all."""
+        if self.blocks is None:
+            return self
+        own, sampling = self.blocks.own, self.sampling
+        return replace(
+            self,
+            lengths=own(self.lengths),
+            recent=own(self.recent),
+            sampling=Sampling(own(sampling.temperature), own(sampling.top_p), own(sampling.seed)),
+            blocks=None,
+        )
 
 
 @dataclass(frozen=True)
@@ -138,6 +156,8 @@ class Stepper:
         self.beside = torch.cuda.Stream(target.device) if selection and target.device.type == "cuda" else None
         """Where scores are computed while the draft runs."""
         require_over_ranks(policy, target.split.share.world if target.split else 1)
+        self.draft_ranks = target.split.ranks if target.split and self.draft and not self.draft.split else None
+        """Those that share drafting by rows: where the target is split and the draft is whole on each rank."""
         if selection and policy.uses_history:
             self.history_heads = _scored_heads(target, [selection.history])
         if selection and policy.uses_lookahead and self.draft:
@@ -154,9 +174,10 @@ class Stepper:
         device, shape = self.target.device, self.target.shape
         heads = self.history_heads
         target_cache = self.target.cache(rows, capacity)
+        blocks = RowBlocks(rows, self.draft_ranks) if self.draft_ranks else None
         return State(
             target_cache,
-            *self._draft_caches(rows, capacity),
+            *self._draft_caches(blocks.each if blocks else rows, capacity),
             lengths=torch.ones(rows, dtype=torch.int64, device=device),
             recent=torch.zeros(rows, 2, dtype=torch.int64, device=device),
             history_query=torch.zeros(
@@ -173,6 +194,7 @@ class Stepper:
             forced=None
             if self.forced_rate is None
             else acceptance.forced_passes(rows, capacity, self.forced_rate, device),
+            blocks=blocks,
             extent=capacity - self.depth - 1,
         )  # fmt: skip
 
@@ -210,10 +232,11 @@ class Stepper:
     def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, Tensor | None]:
         """Propose `depth` tokens: [rows, depth], and what they were drawn from if that was not the arg-max.
 
-        `signals` learns the queries of the `depth` passes.
+        `signals` learns the queries of the `depth` passes. Ranks that share the rows put together what each drafted.
         """
         if self.draft is None:
             return state.recent[:, :0], None
+        state = signals.drafted
         assert state.draft_cache is not None
         drafts: list[Tensor] = []
         distributions: list[Tensor] = []
@@ -227,7 +250,7 @@ class Stepper:
             own = self.draft.own_logits(hidden[:, -1:])
             ids = self._propose(self.draft, state, own, starts[turn + 1], turn, distributions)
             drafts.append(ids)
-        return torch.cat(drafts, dim=1), torch.cat(distributions, dim=1) if distributions else None
+        return signals.of_all_rows(torch.cat(drafts, dim=1), torch.cat(distributions, dim=1) if distributions else None)
 
     def _draft_attention(self, state: State, start: Tensor) -> Attention:
         """Of a pass whose tokens begin at `start`."""

@@ -74,6 +74,18 @@ def test_caches_are_what_the_runtime_allocates() -> None:
         assert small.parts[part] == cache.keys.nbytes + cache.values.nbytes
 
 
+def test_ranks_share_the_rows_of_a_draft_cache() -> None:
+    sizes = {"batch": 5, "capacity": 64, "depth": 4, "selection": SELECTION}
+    for window in (None, 24):
+        split = plan(TARGET, DRAFT, **sizes, draft_budget=window, draft_ranks=2).parts
+        three, five = (
+            plan(TARGET, DRAFT, **sizes | {"batch": rows}, draft_budget=window).parts["draft KV cache"]
+            for rows in (3, 5)
+        )
+        assert split["draft KV cache"] == three < five
+        assert split["target KV cache"] == 5 * TARGET.kv_bytes(64, 2)
+
+
 @pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.needs_selection])
 def test_what_a_method_keeps_is_planned(name: str) -> None:
     policy = make_policy(name, SELECTION)

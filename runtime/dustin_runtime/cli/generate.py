@@ -157,6 +157,7 @@ def generate(
                     element,
                     kind,
                     temperature,
+                    1 if opened.draft_stores == "nothing" else ranks.world,
                 )
         if not ranks.alone:
             ranks.agree(_facts(given, ids, served, opened, kind))
@@ -241,6 +242,7 @@ def _require_memory(
     dtype: torch.dtype,
     device: str,
     temperature: float,
+    draft_ranks: int,
 ) -> None:
     """Refuse a run that does not fit on the GPU, before its weights are read."""
     import torch
@@ -263,6 +265,7 @@ def _require_memory(
         draft_stores=opened.draft_stores,
         draft_budget=draft_budget,
         policies=policies,
+        draft_ranks=draft_ranks,
     )
     require(need, torch.cuda.mem_get_info(device)[0])
 

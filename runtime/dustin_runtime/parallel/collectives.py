@@ -6,14 +6,15 @@ Shapes are those of the arguments and nothing is read on the host, so that a CUD
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dustin_runtime.errors import PeerError
+from dustin_runtime.errors import DustinError, PeerError
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Collectives:
 
     Attributes:
         group: whose backend serves the tensors' device; None is the default group.
+        waiting: a group on the host that may wait long, for `alike`; None is the default group.
     """
 
     rank: int
     world: int
     group: dist.ProcessGroup | None = None
+    waiting: dist.ProcessGroup | None = None
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over ranks, to the same bits on each of them: in place, but for a tensor that is not contiguous.
@@ -45,6 +48,43 @@ class Collectives:
         with peers():
             dist.all_gather(list(found.unbind()), x.contiguous(), group=self.group)
         return found
+
+    def alike(self) -> AbstractContextManager[None]:
+        """Between steps, do what one rank does for all: as `Ranks.alike`."""
+        return alike(self.rank, self.waiting)
+
+
+@contextmanager
+def alike(rank: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Do what this rank does for itself, and wait for the others on the host. What fails on one fails on all.
+
+    Raises:
+        DustinError: of the first rank that failed, which it names unless all failed alike. Only on rank 0 it has to be
+            said (`DustinError.quiet`).
+        PeerError: a rank has ended.
+    """
+    own: DustinError | None = None
+    try:
+        yield
+    except PeerError:
+        raise
+    except DustinError as error:
+        own = error
+    found = everywhere(None if own is None else (type(own), str(own)), group)
+    failed = [(failing, outcome) for failing, outcome in enumerate(found) if outcome]
+    if failed:
+        failing, (kind, text) = failed[0]
+        common = kind(text if len(set(found)) == 1 else f"rank {failing}: {text}")
+        common.quiet = rank > 0
+        raise common from own
+
+
+def everywhere(value: object, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What every rank has, in their order; through the host. Raises as `Collectives.sum`."""
+    with peers():
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, value, group=group)
+    return found
 
 
 @contextmanager

@@ -6,20 +6,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
 from dustin_runtime.errors import ConflictError, DustinError, PeerError, UsageError
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel import environment
-from dustin_runtime.parallel.collectives import Collectives, peers
+from dustin_runtime.parallel.collectives import Collectives, alike, everywhere, peers
 from dustin_runtime.parallel.shards import Share
 
 TIMEOUT = 60
 """Seconds that a rank waits for another within a step."""
 LOADING_TIMEOUT = timedelta(minutes=30)
-"""One rank's disk may be that much slower than another's."""
+"""One rank's disk may be that much slower than another's, or one of them prefills a draft while the others wait."""
 
 
 @contextmanager
@@ -96,7 +95,7 @@ class Ranks:
             return None
         with peers():
             group = dist.new_group(backend="nccl") if device.startswith("cuda") else None
-        return Collectives(self.rank, self.world, group)
+        return Collectives(self.rank, self.world, group, self.loading)
 
     @contextmanager
     def alike(self, loading: bool = False) -> Iterator[None]:
@@ -110,20 +109,11 @@ class Ranks:
                 be said (`DustinError.quiet`).
             PeerError: a rank has ended.
         """
-        own: DustinError | None = None
-        try:
+        if self.alone:
             yield
-        except DustinError as error:
-            if self.alone or isinstance(error, PeerError):
-                raise
-            own = error
-        found = self._all(None if own is None else (type(own), str(own)), self.loading if loading else None)
-        failed = [(rank, outcome) for rank, outcome in enumerate(found) if outcome]
-        if failed:
-            rank, (kind, text) = failed[0]
-            common = kind(text if len(set(found)) == 1 else f"rank {rank}: {text}")
-            common.quiet = self.rank > 0
-            raise common from own
+            return
+        with alike(self.rank, self.loading if loading else None):
+            yield
 
     def agree(self, facts: Mapping[str, object]) -> None:
         """Refuse to go on if another rank was given something else.
@@ -134,7 +124,9 @@ class Ranks:
         Raises:
             ConflictError: on all ranks; names the first difference.
         """
-        first, *others = self._all({name: str(value) for name, value in facts.items()})
+        if self.alone:
+            return
+        first, *others = everywhere({name: str(value) for name, value in facts.items()})
         for rank, theirs in enumerate(others, start=1):
             for name, value in first.items():
                 if theirs[name] != value:
@@ -143,15 +135,6 @@ class Ranks:
                     )
                     error.quiet = self.rank > 0
                     raise error
-
-    def _all(self, value: object, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """What every rank has, in their order."""
-        if self.alone:
-            return [value]
-        found: list[Any] = [None] * self.world
-        with peers():
-            dist.all_gather_object(found, value, group=group)
-        return found
 
 
 def _short(value: object) -> str:

@@ -120,8 +120,8 @@ class Policy(ABC):
     lookahead_by_layer: ClassVar[bool] = False
     """Whether it asks for `Signals.lookahead_rows`, and not for `Signals.lookahead`."""
     over_ranks: ClassVar[bool] = False
-    """Whether the target may be split over ranks: what is chosen must not depend on the heads that a rank has, but on
-    `Signals` alone, and be one list for all of them."""
+    """Whether the target may be split over ranks: what is chosen must not depend on the heads and drafted rows that a
+    rank has, but on `history` and `lookahead` of `Signals` alone, and be one list for all of them."""
     prompt_queries: ClassVar[int] = 0
     """Queries of a prompt's end, of all layers, that `Memory.admit` is given."""
     prompt_mass: ClassVar[bool] = False

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rank_pool import RankPool
 from safetensors.torch import save_file
 
 from dustin_runtime.config import LayerHeads, Selection
@@ -41,6 +42,8 @@ NINE_HEADS = ModelShape(family="llama", tied=True, **SIZES | {"query_heads": 9, 
 PROMPTS = [[1, 5, 9, 30, 2], [7], [3, 3, 8] * 13]
 VOCAB = 37
 DEPTH = 3
+SPLIT = ("vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", "streaming")
+"""Methods that can be split."""
 
 
 def selection(budget: int, m: int, heads: tuple[int, ...] = (1, 5)) -> Selection:
@@ -104,10 +107,15 @@ class Case(NamedTuple):
     dtype: torch.dtype = torch.float64
     own_layers: int | None = 2
     """Layers of a draft that is made of the target's; None for another model, whole on every rank."""
+    whole_layers: int | None = None
+    """The same, but whole on every rank, which then drafts its own rows."""
     headless: Path | None = None
     """A draft of two layers that borrows its target's embedding and head, whole on every rank."""
     draft_budget: int | None = None
     temperature: float = 0.0
+    """Of the first prompt; others are hotter."""
+    prompts: Sequence[Sequence[int]] = PROMPTS
+    rows: int | None = None
 
 
 class Run(NamedTuple):
@@ -121,12 +129,20 @@ class Run(NamedTuple):
     kept: float
     logits: torch.Tensor
     """Of the first step, as far as a rank has them."""
+    accepted: list[int]
+    """Drafts, by position."""
+    passes: list[tuple[int, int]]
+    """Of the draft: rows and tokens."""
+    draft_keys: torch.Tensor | None
+    """Its cache at the end."""
 
 
 def models(case: Case, ranks: Ranks) -> tuple[Decoder, Decoder]:
     target = load_decoder(case.folder, case.shape, case.dtype, "cpu", ranks.collectives("cpu"))
     if case.headless:
         return target, load_headless(case.headless, case.shape.model_copy(update={"layers": 2}), target)
+    if case.whole_layers is not None:
+        return target, load_decoder(case.folder, case.shape, case.dtype, "cpu").first_layers(case.whole_layers)
     if case.own_layers is not None:
         return target, target.first_layers(case.own_layers)
     shape = SHAPES["llama"].model_copy(update={"layers": 2, "vocab": 40})
@@ -135,6 +151,14 @@ def models(case: Case, ranks: Ranks) -> tuple[Decoder, Decoder]:
 
 def generate(case: Case, ranks: Ranks, new: int = 9) -> Run:
     target, draft = models(case, ranks)
+    passes: list[tuple[int, int]] = []
+    forward = draft.forward
+
+    def counted(ids: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        passes.append((ids.shape[0], ids.shape[1]))
+        return forward(ids, *rest, **named)
+
+    draft.forward = counted  # type: ignore[method-assign]
     policy, lists, scores = POLICIES[case.method](case.selection), [], []
 
     class Seen(type(policy)):  # type: ignore[misc]
@@ -156,13 +180,20 @@ def generate(case: Case, ranks: Ranks, new: int = 9) -> Run:
         sampled=case.temperature > 0,
         nucleus=case.temperature > 0,
     )
-    draws = [Draw(case.temperature, 0.9 if case.temperature else 1.0, seed) for seed in range(len(PROMPTS))]
+    draws = [
+        Draw(case.temperature * (1 + seed / 4), 0.9 - seed / 20 if case.temperature else 1.0, seed)
+        for seed in range(len(case.prompts))
+    ]
     logits: list[torch.Tensor] = []
-    found, statistics = Engine(stepper).generate(
-        PROMPTS, new, draws=draws, on_step=lambda result, whose: logits.append(result.logits)
+    engine = Engine(stepper, rows=case.rows)
+    found, statistics = engine.generate(
+        case.prompts, new, draws=draws, on_step=lambda result, whose: logits.append(result.logits)
     )
     kept = [x for x in lists if x is not None]
-    return Run([g.tokens for g in found], kept, scores, statistics.kept, logits[0].clone())
+    tokens = [g.tokens for g in found]
+    cache = engine._state.draft_cache if engine._state else None
+    held = cache.keys.clone() if cache else None
+    return Run(tokens, kept, scores, statistics.kept, logits[0].clone(), statistics.accepted_at, passes, held)
 
 
 def alone(case: Case) -> Run:
@@ -174,3 +205,17 @@ def together(cases: Sequence[Case]) -> list[Run]:
     """On a rank of a pool."""
     with joined(20) as ranks:
         return [generate(case, ranks) for case in cases]
+
+
+def compare(pool: RankPool, cases: list[Case]) -> None:
+    """On several ranks and on one: the same texts from the same lists, to the bit on every rank."""
+    for one, *runs in zip(cases, *pool(together, cases), strict=True):
+        whole = alone(one)
+        for run in runs:
+            assert run.tokens == whole.tokens, one
+            assert run.kept == whole.kept
+            assert run.accepted == whole.accepted
+            assert len(run.lists) == len(whole.lists)
+            assert all(torch.equal(ours, wanted) for ours, wanted in zip(run.lists, whole.lists, strict=True))
+            for ours, theirs in zip(run.scores, runs[0].scores, strict=True):
+                assert torch.equal(ours, theirs)  # not by luck: what lists are chosen from is the same too

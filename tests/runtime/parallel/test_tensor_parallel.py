@@ -13,9 +13,10 @@ from rank_pool import RankPool
 from split_models import (
     NINE_HEADS,
     SHAPES,
+    SPLIT,
     VOCAB,
     Case,
-    alone,
+    compare,
     generate,
     selection,
     together,
@@ -28,8 +29,6 @@ from dustin_runtime.parallel.collectives import Collectives
 from dustin_runtime.parallel.ranks import joined
 from dustin_runtime.policies import POLICIES, require_over_ranks
 
-SPLIT = ("vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", "streaming")
-
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -41,19 +40,6 @@ def case(folders: dict[str, Path], family: str, method: str = "vanilla", **optio
     needs = POLICIES[method].needs_selection
     chosen = selection(budget=14, m=4) if needs else None
     return Case(folders[family], SHAPES[family], method, **{"selection": chosen} | options)
-
-
-def compare(pool: RankPool, cases: list[Case]) -> None:
-    """On several ranks and on one: the same texts from the same lists, to the bit on every rank."""
-    for one, *runs in zip(cases, *pool(together, cases), strict=True):
-        whole = alone(one)
-        for run in runs:
-            assert run.tokens == whole.tokens, one
-            assert run.kept == whole.kept
-            assert len(run.lists) == len(whole.lists)
-            assert all(torch.equal(ours, wanted) for ours, wanted in zip(run.lists, whole.lists, strict=True))
-            for ours, theirs in zip(run.scores, runs[0].scores, strict=True):
-                assert torch.equal(ours, theirs)  # not by luck: what lists are chosen from is the same too
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
