@@ -5,7 +5,7 @@ The command line is made from these classes (`cli.options`), so this module impo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,19 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         raise UsageError(f"--held-out {search.held_out}: give a share between 0 and 1")
     if fault := budget_fault(choice.budget, 0, search.sink, search.window):
         raise UsageError(f"--{fault}")
+
+
+def by_flag(settings: Settings) -> dict[str, object]:
+    """Every value by the name of its option."""
+    found: dict[str, object] = {}
+    for own in fields(settings):
+        value = getattr(settings, own.name)
+        if is_dataclass(value):
+            for inner in fields(value):
+                found["--" + (inner.metadata["flag"] or inner.name.replace("_", "-"))] = getattr(value, inner.name)
+        else:
+            found[f"--{own.name.replace('_', '-')}"] = value
+    return found
 
 
 def _given(value: int | None, default: int) -> int:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from dustin_runtime.errors import ConflictError, DustinError, PeerError, UsageError
+from dustin_runtime.errors import (
+    ConflictError,
+    DustinError,
+    InterruptedRunError,
+    PeerError,
+    UsageError,
+    understood,
+)
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel import environment
 from dustin_runtime.parallel.collectives import Collectives, peers
@@ -19,7 +26,8 @@ from dustin_runtime.parallel.shards import Share
 TIMEOUT = 60
 """Seconds that a rank waits for another within a step."""
 LOADING_TIMEOUT = timedelta(minutes=30)
-"""One rank's disk may be that much slower than another's."""
+"""One rank's disk may be that much slower than another's, or what it was dealt that much longer."""
+T = TypeVar("T")
 
 
 @contextmanager
@@ -35,7 +43,7 @@ def joined(timeout: int = TIMEOUT) -> Iterator[Ranks]:
     """
     world = environment.world_size()
     if world == 1:
-        yield Ranks(0, 1, 0)
+        yield ALONE
         return
     rank, local = environment.rank(), environment.local_rank()
     try:
@@ -50,6 +58,12 @@ def joined(timeout: int = TIMEOUT) -> Iterator[Ranks]:
         if not error.quiet and rank:
             raise type(error)(f"rank {rank}: {error}") from error
         raise
+    except KeyboardInterrupt:
+        if not rank:
+            raise
+        interrupted = InterruptedRunError("interrupted")
+        interrupted.quiet = True  # Ctrl-C comes to all of them
+        raise interrupted from None
     finally:
         dist.destroy_process_group()
 
@@ -113,10 +127,8 @@ class Ranks:
         own: DustinError | None = None
         try:
             yield
-        except DustinError as error:
-            if self.alone or isinstance(error, PeerError):
-                raise
-            own = error
+        except Exception as error:
+            own = self._to_share(error)
         found = self._all(None if own is None else (type(own), str(own)), self.loading if loading else None)
         failed = [(rank, outcome) for rank, outcome in enumerate(found) if outcome]
         if failed:
@@ -125,16 +137,46 @@ class Ranks:
             common.quiet = self.rank > 0
             raise common from own
 
-    def agree(self, facts: Mapping[str, object]) -> None:
+    def once(self, work: Callable[[], T]) -> T:
+        """Let rank 0 alone do something while the others wait, for `LOADING_TIMEOUT`.
+
+        Returns:
+            What it returned, pickled to the other ranks.
+
+        Raises:
+            DustinError: of rank 0, on all of them. Only there it has to be said.
+            PeerError: a rank has ended.
+        """
+        if self.alone:
+            return work()
+        own: DustinError | None = None
+        done: T | None = None
+        if self.rank == 0:
+            try:
+                done = work()
+            except Exception as error:
+                own = self._to_share(error)
+        failure, result = self._all((own and (type(own), str(own)), done), self.loading)[0]
+        if failure:
+            kind, text = failure
+            common: DustinError = kind(text)
+            common.quiet = self.rank > 0
+            raise common from own
+        return result  # type: ignore[no-any-return]
+
+    def agree(self, facts: Mapping[str, object], loading: bool = False) -> None:
         """Refuse to go on if another rank was given something else.
 
         Args:
             facts: by the name that an error says; the same names on every rank, compared as text.
+            loading: wait for `LOADING_TIMEOUT`.
 
         Raises:
             ConflictError: on all ranks; names the first difference.
         """
-        first, *others = self._all({name: str(value) for name, value in facts.items()})
+        first, *others = self._all(
+            {name: str(value) for name, value in facts.items()}, self.loading if loading else None
+        )
         for rank, theirs in enumerate(others, start=1):
             for name, value in first.items():
                 if theirs[name] != value:
@@ -144,6 +186,13 @@ class Ranks:
                     error.quiet = self.rank > 0
                     raise error
 
+    def _to_share(self, error: Exception) -> DustinError:
+        """An exception as what the other ranks are told; raises what is no concern of theirs, and bugs."""
+        told = understood(error)
+        if told is None or self.alone or isinstance(told, PeerError):
+            raise error
+        return told
+
     def _all(self, value: object, group: dist.ProcessGroup | None = None) -> list[Any]:
         """What every rank has, in their order."""
         if self.alone:
@@ -152,6 +201,10 @@ class Ranks:
         with peers():
             dist.all_gather_object(found, value, group=group)
         return found
+
+
+ALONE = Ranks(0, 1, 0)
+"""A run of one process."""
 
 
 def _short(value: object) -> str:
