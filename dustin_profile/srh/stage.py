@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from dustin_profile.rundir import open_stage
 from dustin_profile.settings import HeadSettings
 from dustin_profile.srh.ranking import Array, agreement, rank, top_heads
 from dustin_profile.srh.score import Prober, Score
-from dustin_profile.srh.store import Entry, Key, ScoreStore, part, read_part
+from dustin_profile.srh.stopping import batches, overlap
+from dustin_profile.srh.store import Entry, Key, ScoreStore, part, read_part, read_prompts
 from dustin_runtime.errors import MissingError, NothingMeasuredError
 from dustin_runtime.files import digest, read_json, write_json
 from dustin_runtime.loading import Pair
@@ -98,19 +100,41 @@ def find_heads(
         return set(store.missing())
 
     missing = ranks.once(begin)
-    if todo := [sample for sample in prompts.samples if Key.of(sample) in missing]:
-        with ranks.alike(loading=True):
-            prober = _prober(pair, model(), mode, settings, prompts)
 
-        def measure(sample: Sample) -> None:
-            store.add(Key.of(sample), _entry(sample, prober.score(sample)))
+    @cache
+    def prober() -> Prober:
+        return _prober(pair, model(), mode, settings, prompts)
 
-        deal(ranks, f"heads of {side}", todo, measure, _cost)
+    def measure(sample: Sample) -> None:
+        store.add(Key.of(sample), _entry(sample, prober().score(sample)))
+
+    def stops() -> bool:
+        if used < settings.least_prompts:
+            return False
+        found = overlap(measured(), settings.credit)
+        return found is not None and bool(found["low"] >= settings.stable_overlap)
+
+    def measured() -> list[Entry]:
+        """In the order of all prompts, whatever was measured first: sums are then the same bits."""
+        return [entry for key, entry in store.entries().items() if key in asked]
+
+    asked: set[Key] = set()
+    used = 0
+    for batch in batches(prompts.keys) if settings.stop_when_stable else [prompts.keys]:
+        asked.update(batch)
+        used += len(batch)
+        if todo := [sample for sample in prompts.samples if Key.of(sample) in missing.intersection(batch)]:
+            with ranks.alike(loading=True):
+                prober()
+            deal(ranks, f"heads of {side}", todo, measure, _cost)
+        if settings.stop_when_stable and ranks.once(stops):
+            break
     path = folder / f"heads-{side}.json"
 
     def end() -> None:
         store.join()
-        result = _result(list(store.entries().values()), settings.credit, len(prompts.needles))
+        entries = measured()
+        result = _result(entries, settings.credit, len(prompts.needles))
         if not result["accepted"]:
             path.unlink(missing_ok=True)
             flag = "--mode" if side == "target" else "--draft-mode"
@@ -118,6 +142,14 @@ def find_heads(
                 f"{side} {provenance['id']}: none of {result['samples']} needles was retrieved:"
                 f" rank it with {flag} forced, or use shorter lengths (--length)"
             )
+        if settings.stop_when_stable:
+            result["stopping"] = {
+                "asked_prompts": len(prompts.keys),
+                "used_prompts": used,
+                "least_prompts": settings.least_prompts,
+                "stable_overlap": settings.stable_overlap,
+                "top4_overlap": overlap(entries, settings.credit),
+            }
         write_json(path, {"kind": "dustin-heads", "side": side, "inputs": inputs, "credit": settings.credit} | result)
 
     ranks.once(end)
@@ -125,10 +157,10 @@ def find_heads(
 
 
 def read_entries(folder: Path) -> list[dict[str, Any]]:
-    """What `find_heads` measured of one model, prompt by prompt.
+    """What `find_heads` measured of one model, prompt by prompt; a part of it if it stopped early.
 
     Args:
-        folder: of one side's parts.
+        folder: of one side's parts, beside the heads that it gave.
 
     Raises:
         MissingError: there are none, some are not measured yet, or one is damaged.
@@ -136,14 +168,23 @@ def read_entries(folder: Path) -> list[dict[str, Any]]:
     if not (folder / "inputs.json").exists():
         raise MissingError(f"{folder}: no scores of heads; measure them with dustin-profile srh")
     inputs = read_json(folder / "inputs.json")
-    entries: list[dict[str, Any]] = []
+    entries: list[Entry] = []
+    partial = _stopped_early(folder.parent / f"heads-{folder.name}.json")
     for length in inputs["lengths"]:
         for depth in inputs["depths"]:
             path = part(folder, length, depth)
-            if not path.exists():
+            if path.exists():
+                entries += read_part(path)
+            elif partial:
+                entries += read_prompts(folder, length, depth)
+            else:
                 raise MissingError(f"{path}: not measured yet; let dustin-profile srh finish")
-            entries += read_part(path)
     return entries
+
+
+def _stopped_early(heads: Path) -> bool:
+    stopping = read_json(heads).get("stopping") if heads.exists() else None
+    return bool(stopping and stopping["used_prompts"] < stopping["asked_prompts"])
 
 
 def read_heads(path: Path) -> dict[int, list[int]]:
@@ -242,3 +283,11 @@ def summarise(path: Path) -> None:
         overlap, tau = stable["top4_overlap"], stable["kendall_tau"]
         trust = f"halves of the needles agree on {overlap:.0%} of the top four (Kendall tau {tau:.2f})"
     say(f"{data['side']}: {data['accepted']} of {data['samples']} needles accepted; {trust}")
+    if stopping := data.get("stopping"):
+        found = stopping["top4_overlap"]
+        bounds = (
+            f"overlap of halves {found['low']:.0%} to {found['high']:.0%}" if found else "too few needles to compare"
+        )
+        used, asked = stopping["used_prompts"], stopping["asked_prompts"]
+        wanted = f"{stopping['stable_overlap']:.0%} was asked for"
+        say(f"{data['side']}: {used} of {asked} prompts used; {bounds}, {wanted}")

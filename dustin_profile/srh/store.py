@@ -103,3 +103,13 @@ def read_part(path: Path) -> list[Entry]:
     if not isinstance(found, list) or not all(isinstance(entry, dict) and "needle" in entry for entry in found):
         raise MissingError(f"{path}: is not a part of scores; delete it and run dustin-profile srh again")
     return found
+
+
+def read_prompts(folder: Path, length: int, depth: float) -> list[Entry]:
+    """The entries of single prompts of a length and a depth that are there, needles ascending.
+
+    Raises:
+        MissingError: a file is damaged.
+    """
+    found: list[Entry] = [read_json(path) for path in folder.glob(part(folder, length, depth, "-n*").name)]
+    return sorted(found, key=lambda entry: int(entry["needle"]))

@@ -116,6 +116,15 @@ def test_more_ranks_than_fit_evenly_started_by_torchrun(tiny_pair: TinyPair, alo
     assert {name: found[name] for name in shared} == {name: expected[name] for name in shared}
 
 
+def test_two_processes_stop_at_the_same_prompts(tiny_pair: TinyPair, two_ranks: RankPool, tmp_path: Path) -> None:
+    options = ["--needle-count", 4, "--stop-when-stable", "--stable-overlap", 0.01, "--least-prompts", 3]
+    one = profile(command(tiny_pair, "srh", tmp_path / "one", *options))
+    first, second = two_ranks(profile, command(tiny_pair, "srh", tmp_path / "two", *options))
+    assert (one.code, first.code, second) == (OK, OK, Outcome(OK, "", ""))
+    assert "target: 4 of 8 prompts used; overlap of halves " in first.err
+    assert content(tmp_path / "two") == content(tmp_path / "one")
+
+
 def kill_at_second() -> Any:
     """The rank is gone in the middle of its second document."""
     trace, seen = Collector.trace, []
