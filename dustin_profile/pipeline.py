@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from dustin_profile.traces.store import TraceStore
 from dustin_runtime.errors import MissingError, UsageError
 from dustin_runtime.files import read_json, write_json
 from dustin_runtime.loading import Pair, open_pair, pick_device, pick_dtype
+from dustin_runtime.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from dustin_profile.search.stage import Found
@@ -26,13 +27,19 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """One run: models are loaded when a stage first needs them."""
+    """One run: models are loaded when a stage first needs them.
 
-    def __init__(self, settings: Settings, choice: PairChoice) -> None:
+    Args:
+        ranks: the processes that share its prompts and documents. Each has the whole pair on a device of its own; the
+            first alone does what needs the results of all.
+    """
+
+    def __init__(self, settings: Settings, choice: PairChoice, ranks: Ranks = ALONE) -> None:
         self.settings = settings
         self.choice = choice
+        self.ranks = ranks
         self.run_dir = settings.run_dir
-        self.device = pick_device(settings.models.device)
+        self.device = pick_device(ranks.device(settings.models.device))
         self.dtype = pick_dtype(settings.models.dtype, self.device)
 
     @cached_property
@@ -53,14 +60,15 @@ class Pipeline:
     def heads(self) -> tuple[Path, Path]:
         """Find the heads of target and draft; returns their files."""
         settings = self.settings.heads
-        prompts = HeadPrompts(self.pair, settings)
+        with self.ranks.alike(loading=True):
+            prompts = HeadPrompts(self.pair, settings)
         sides: tuple[tuple[str, Mode, Callable[[], Decoder]], ...] = (
             ("target", settings.mode, lambda: self.target),
             ("draft", settings.draft_mode, lambda: self.draft),
         )
         found = []
         for side, mode, model in sides:
-            with self._timed(f"heads_{side}"):
+            with self._timed(f"heads_{side}", self.ranks):
                 path = find_heads(
                     self.run_dir / "srh",
                     self.pair,
@@ -71,9 +79,9 @@ class Pipeline:
                     settings,
                     prompts,
                     self.settings.overwrite,
+                    self.ranks,
                 )
-            draw_heads(path)
-            summarise(path)
+            self.ranks.once(partial(_show, path))
             found.append(path)
         return found[0], found[1]
 
@@ -81,14 +89,15 @@ class Pipeline:
         """Find heads where needed, then collect traces."""
         data = self.settings.data
         # Read before any work: what is wrong with the documents shows at once.
-        prompts = calibration(self.pair, data, self.settings.models.offline)
+        with self.ranks.alike(loading=True):
+            prompts = calibration(self.pair, data, self.settings.models.offline)
         target_heads, draft_heads = (read_heads(path) for path in self.heads())
         heads: dict[str, Heads] = {
             "history": target_heads,
             "evaluation": evaluation_heads(self.pair, data, target_heads),
             "lookahead": draft_heads,
         }
-        with self._timed("traces"):
+        with self._timed("traces", self.ranks):
             store = collect_traces(
                 self.run_dir / "traces",
                 self.pair,
@@ -99,18 +108,22 @@ class Pipeline:
                 prompts,
                 heads,
                 self.settings.overwrite,
+                self.ranks,
             )
         return store, heads
 
-    def search(self) -> Found:
-        """Everything up to the emitted config."""
+    def search(self) -> Found | None:
+        """Everything up to the emitted config; None on other ranks than the first, which end before the search."""
         from dustin_profile.search.stage import run_search
 
-        asked, layers = self.settings.search.draft_layers, self.pair.draft_shape.layers
-        if asked > layers:
-            raise UsageError(f"--draft-layers {asked}: the draft has {layers}; give 1 to {layers}")
+        with self.ranks.alike(loading=True):
+            asked, layers = self.settings.search.draft_layers, self.pair.draft_shape.layers
+            if asked > layers:
+                raise UsageError(f"--draft-layers {asked}: the draft has {layers}; give 1 to {layers}")
         store, heads = self.traces()
-        with self._timed("search"):
+        if self.ranks.rank:
+            return None
+        with self._timed("search", ALONE):
             return run_search(
                 self.run_dir,
                 self.pair,
@@ -124,15 +137,22 @@ class Pipeline:
             )
 
     @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
+    def _timed(self, stage: str, ranks: Ranks) -> Iterator[None]:
         """Add a stage's time to what earlier, interrupted runs spent on it."""
         began = time.perf_counter()
-        try:
-            yield
-        finally:
+
+        def keep() -> None:
             seconds = self._seconds()
             seconds[stage] = round(seconds.get(stage, 0.0) + time.perf_counter() - began, 3)
             write_json(self.run_dir / "seconds.json", seconds)
+
+        try:
+            yield
+        except BaseException:
+            if not ranks.rank:
+                keep()
+            raise
+        ranks.once(keep)
 
     def _seconds(self) -> dict[str, float]:
         try:
@@ -140,6 +160,11 @@ class Pipeline:
             return found
         except MissingError:
             return {}
+
+
+def _show(path: Path) -> None:
+    draw_heads(path)
+    summarise(path)
 
 
 def draw_heads(path: Path) -> None:

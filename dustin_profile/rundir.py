@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dustin_runtime.errors import ConflictError, MissingError
 from dustin_runtime.files import clear_temporaries, read_json, temporary_sibling, write_json
+
+if TYPE_CHECKING:
+    from dustin_runtime.parallel.ranks import Ranks
 
 LOCK = ".lock"
 FOLDERS = ("", "srh", "srh/target", "srh/draft", "traces", "search")
@@ -39,6 +43,34 @@ def locked(folder: Path) -> Iterator[None]:
             raise ConflictError(f"--run-dir {folder}: another dustin-profile is working in it") from None
         for name in FOLDERS:
             clear_temporaries(folder / name)
+        yield
+
+
+@contextmanager
+def held(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Hold a run directory for all ranks of a run: the first one locks it.
+
+    Raises:
+        ConflictError: another run holds it.
+        MissingError: it cannot be written, or a rank does not see what the first one writes.
+    """
+    lock = folder / LOCK
+    with ExitStack() as stack:
+
+        def take() -> str:
+            stack.enter_context(locked(folder))
+            token = secrets.token_hex(8)
+            if not ranks.alone:
+                lock.write_text(token)
+            return token
+
+        token = ranks.once(take)
+        if not ranks.alone:
+            with ranks.alike(loading=True):
+                if not lock.exists() or lock.read_text() != token:
+                    raise MissingError(f"--run-dir {folder}: is another one here; give a folder that all ranks share")
+            if not ranks.rank:
+                lock.write_text("")
         yield
 
 

@@ -5,7 +5,7 @@ The command line is made from these classes (`cli.options`), so this module impo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,13 @@ class HeadSettings:
     draft_mode: Mode = option("forced", "The same for the draft.")
     credit: Credit = option("span", "Count an answer step once, or as often as the answer holds its token.")
     steps: int = option(32, "Tokens that an answer may take in mode generate.", "answer-tokens")
+    stop_when_stable: bool = option(
+        False, "Stop at fewer prompts once halves of the needles rank the same heads first."
+    )
+    stable_overlap: float = option(
+        0.8, "With --stop-when-stable: share of a layer's top four that halves have in common, lower bound of 95 %."
+    )
+    least_prompts: int = option(60, "With --stop-when-stable: measure at least so many prompts.")
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,7 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         "--length": min(heads.lengths),
         "--needle-count": _given(heads.needle_count, 1),
         "--answer-tokens": heads.steps,
+        "--least-prompts": heads.least_prompts,
         "--context": data.context,
         "--documents": data.documents,
         "--continuation": data.continuation,
@@ -165,10 +173,25 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         raise UsageError(f"--continuation {data.continuation}: a window needs {max(choice.depth, width)} tokens")
     if outside := [depth for depth in heads.depths if not 0 <= depth <= 1]:
         raise UsageError(f"--depth-at {outside[0]}: must lie between 0 and 1")
+    if not 0 < heads.stable_overlap <= 1:
+        raise UsageError(f"--stable-overlap {heads.stable_overlap}: give a share above 0 and at most 1")
     if not 0 < search.held_out < 1:
         raise UsageError(f"--held-out {search.held_out}: give a share between 0 and 1")
     if fault := budget_fault(choice.budget, 0, search.sink, search.window):
         raise UsageError(f"--{fault}")
+
+
+def by_flag(settings: Settings) -> dict[str, object]:
+    """Every value by the name of its option."""
+    found: dict[str, object] = {}
+    for own in fields(settings):
+        value = getattr(settings, own.name)
+        if is_dataclass(value):
+            for inner in fields(value):
+                found["--" + (inner.metadata["flag"] or inner.name.replace("_", "-"))] = getattr(value, inner.name)
+        else:
+            found[f"--{own.name.replace('_', '-')}"] = value
+    return found
 
 
 def _given(value: int | None, default: int) -> int:

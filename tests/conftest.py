@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from rank_pool import RankPool
 from tiny_pair import TinyPair, train_tokenizer, write_pair
 from transformers import PreTrainedTokenizerFast
 
@@ -36,6 +38,14 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_pair(small_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     """Folders of a random target (4 layers, 6 query heads) and draft (3 layers, 4 query heads) on one tokenizer."""
     return write_pair(tmp_path_factory.mktemp("pair"), small_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    """Two processes, for all tests of what several do together."""
+    pool = RankPool(2)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture

@@ -24,6 +24,11 @@ from dustin_profile.cli import (
 )
 from dustin_runtime import __version__
 from dustin_runtime.cli.support import EXIT_CODES, run_app
+from dustin_runtime.errors import UsageError
+from dustin_runtime.parallel.environment import rank, world_size
+
+OVER_RANKS = ("srh", "trace", "search")
+"""Commands that several processes can share."""
 
 app = typer.Typer(
     help="Find heads, collect traces, search and guard a configuration for sparse verification.",
@@ -42,11 +47,17 @@ def _version(shown: bool) -> None:
 
 @app.callback()
 def _main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Shared options."""
+    if context.invoked_subcommand not in OVER_RANKS and world_size() > 1:
+        names = ", ".join(OVER_RANKS)
+        error = UsageError(f"{context.invoked_subcommand}: runs in one process; under torchrun run one of {names}")
+        error.quiet = rank() > 0
+        raise error
 
 
 app.command("search", short_help="Everything up to the emitted config.")(stages.search)

@@ -1,11 +1,12 @@
-"""`srh`, `trace` and `search`: the stages of a run, each including those before it."""
+"""`srh`, `trace` and `search`: the stages of a run, each including those before it; in one process or several."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dustin_profile.cli.options import Depth, DryRun, Json, Overwrite, Quiet, RunDir, with_settings
 from dustin_profile.settings import (
@@ -15,9 +16,11 @@ from dustin_profile.settings import (
     PairChoice,
     SearchSettings,
     Settings,
+    by_flag,
     check_settings,
     choose_pair,
 )
+from dustin_runtime.parallel.environment import rank, world_size
 
 if TYPE_CHECKING:
     from dustin_profile.pipeline import Pipeline
@@ -34,15 +37,16 @@ def srh(
     quiet: Quiet = False,
 ) -> None:
     """Find the semantic retrieval heads of target and draft: heads-*.json and a heatmap of each."""
-    choice = choose_pair(models)
-    settings = _settings(choice, run_dir, overwrite, quiet, models=models, heads=heads)
+    run = Run(None, None, run_dir, overwrite, quiet, models=models, heads=heads)
     if dry_run:
-        _price(settings, choice, as_json, ("srh",))
+        run.price(as_json, ("srh",))
         return
     from dustin_runtime.files import read_json
 
-    with _run(settings, choice) as pipeline:
+    with run.started() as pipeline:
         paths = pipeline.heads()
+        if pipeline.ranks.rank:
+            return
     found = [read_json(path) for path in paths]
     if as_json:
         print(json.dumps({entry["side"]: entry for entry in found}))
@@ -67,13 +71,14 @@ def trace(
     quiet: Quiet = False,
 ) -> None:
     """Collect teacher-forced attention traces of calibration documents."""
-    choice = choose_pair(models, depth)
-    settings = _settings(choice, run_dir, overwrite, quiet, depth=depth, models=models, heads=heads, data=data)
+    run = Run(depth, None, run_dir, overwrite, quiet, models=models, heads=heads, data=data)
     if dry_run:
-        _price(settings, choice, as_json, ("srh", "trace"))
+        run.price(as_json, ("srh", "trace"))
         return
-    with _run(settings, choice) as pipeline:
+    with run.started() as pipeline:
         store, _ = pipeline.traces()
+        if pipeline.ranks.rank:
+            return
     entries = store.entries
     summary = {
         "folder": str(store.folder),
@@ -101,63 +106,95 @@ def search(
     quiet: Quiet = False,
 ) -> None:
     """Search layers and budget split, and emit the config: runs the stages before it as needed."""
-    choice = choose_pair(models, depth, search.budget)
-    settings = _settings(
-        choice, run_dir, overwrite, quiet, depth=depth, models=models, heads=heads, data=data, search=search
-    )
+    run = Run(depth, search.budget, run_dir, overwrite, quiet, models=models, heads=heads, data=data, search=search)
     if dry_run:
-        _price(settings, choice, as_json, ("srh", "trace", "search"))
+        run.price(as_json, ("srh", "trace", "search"))
         return
-    with _run(settings, choice) as pipeline:
+    with run.started() as pipeline:
         found = pipeline.search()
+    if found is None:
+        return
     if as_json:
         print(json.dumps(found.results))
     else:
         from dustin_profile.cli.tables import results_table
 
         results_table(found.results)
-        print(f"{settings.run_dir / 'config.yaml'}: serve it with `dustin-run generate --config`")
+        print(f"{pipeline.run_dir / 'config.yaml'}: serve it with `dustin-run generate --config`")
 
 
-def _settings(choice: PairChoice, run_dir: Path | None, overwrite: bool, quiet: bool, **groups: object) -> Settings:
-    from dustin_profile import progress
+class Run:
+    """What a command was asked for. Under torchrun every rank has it, and ranks refuse it together.
 
-    progress.quiet = quiet
-    name = choice.name.replace(":", "_").replace("/", "_")
-    settings = replace(Settings(run_dir or Path("runs") / name), overwrite=overwrite, **groups)  # type: ignore[arg-type]
-    check_settings(settings, choice)
-    return settings
+    Args:
+        groups: the settings, by their name in `Settings`.
+    """
 
+    def __init__(
+        self, depth: int | None, budget: int | None, run_dir: Path | None, overwrite: bool, quiet: bool, **groups: Any
+    ) -> None:
+        self.depth, self.budget, self.run_dir, self.overwrite = depth, budget, run_dir, overwrite
+        self.quiet = quiet
+        self.groups = groups
 
-class _run:
-    """Hold the run directory while a pipeline works in it."""
+    def checked(self) -> tuple[Settings, PairChoice]:
+        """Settings and pair, as far as they can be checked without a model. Raises UsageError."""
+        choice = choose_pair(self.groups["models"], self.depth, self.budget)
+        name = choice.name.replace(":", "_").replace("/", "_")
+        run_dir = self.run_dir or Path("runs") / name
+        settings = Settings(run_dir, depth=self.depth, overwrite=self.overwrite, **self.groups)
+        check_settings(settings, choice)
+        return settings, choice
 
-    def __init__(self, settings: Settings, choice: PairChoice) -> None:
-        from dustin_profile.rundir import locked
-        from dustin_runtime.cli.support import go_offline
+    @contextmanager
+    def started(self) -> Iterator[Pipeline]:
+        """A pipeline that holds the run directory, over the ranks of the run.
 
-        if settings.models.offline:
+        Raises:
+            ConflictError: the directory is in use, or a rank was given something else.
+            PeerError: another rank has ended.
+            UsageError: as `checked`, or the ranks cannot have a device each.
+        """
+        from dustin_profile import progress
+
+        alone = world_size() == 1
+        progress.quiet = self.quiet or not (alone or rank() == 0)
+        if self.groups["models"].offline:
+            from dustin_runtime.cli.support import go_offline
+
             go_offline()
-        self.settings, self.choice = settings, choice
-        self.lock = locked(settings.run_dir)
-
-    def __enter__(self) -> Pipeline:
+        if alone:
+            self.checked()  # before torch is imported
         from dustin_profile.pipeline import Pipeline
+        from dustin_profile.rundir import held
+        from dustin_runtime.parallel.ranks import joined
 
-        pipeline = Pipeline(self.settings, self.choice)
-        self.lock.__enter__()
-        return pipeline
+        with joined() as ranks:
+            with ranks.alike():
+                settings, choice = self.checked()
+                pipeline = Pipeline(settings, choice, ranks)
+            ranks.agree(_facts(settings, pipeline.device))
+            with held(settings.run_dir, ranks):
+                yield pipeline
 
-    def __exit__(self, *error: object) -> None:
-        self.lock.__exit__(*error)  # type: ignore[arg-type]
+    def price(self, as_json: bool, stages: tuple[str, ...]) -> None:
+        """Print what stages would cost, on one device."""
+        from dustin_profile.cli.tables import price_table
+        from dustin_profile.prices import price
+
+        prices = price(*self.checked(), stages)
+        if world_size() > 1 and rank():
+            return
+        if as_json:
+            print(json.dumps(prices))
+        else:
+            price_table(prices)
 
 
-def _price(settings: Settings, choice: PairChoice, as_json: bool, stages: tuple[str, ...]) -> None:
-    from dustin_profile.cli.tables import price_table
-    from dustin_profile.prices import price
+def _facts(settings: Settings, device: str) -> dict[str, object]:
+    """What has to be the same on all ranks for their results to be; by the name of an error. Inputs follow by stage."""
+    import torch
 
-    prices = price(settings, choice, stages)
-    if as_json:
-        print(json.dumps(prices))
-    else:
-        price_table(prices)
+    from dustin_profile.provenance import device_name
+
+    return by_flag(settings) | {"torch": torch.__version__, "device": device_name(device)}

@@ -40,13 +40,18 @@ def top_heads(ranking: list[list[int]], used: int = USED) -> dict[int, list[int]
 
 def agreement(first: Array, second: Array, used: int = USED) -> Stability:
     """Compare two score tables [layers, query_heads] of the same model."""
-    tops = [
-        len(set(left[:used]) & set(right[:used])) / min(used, len(left))
-        for left, right in zip(rank(first), rank(second), strict=True)
-    ]
+    tops = top_overlap(first, second, used)
     taus = kendall(first, second)
     finite = taus[np.isfinite(taus)]  # undefined where a layer has one score throughout
     return Stability(float(np.mean(tops)), float(finite.mean()) if len(finite) else 0.0, tops)
+
+
+def top_overlap(first: Array, second: Array, used: int = USED) -> list[float]:
+    """Share of each layer's first heads that two score tables [layers, query_heads] have in common."""
+    return [
+        len(set(left[:used]) & set(right[:used])) / min(used, len(left))
+        for left, right in zip(rank(first), rank(second), strict=True)
+    ]
 
 
 def kendall(first: Array, second: Array) -> Array:

@@ -1,9 +1,9 @@
-"""The stage that finds the heads of one model: resumable per length and depth, and independent of interruptions."""
+"""The stage that finds the heads of one model: resumable per prompt, and independent of interruptions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,23 @@ import numpy as np
 import torch
 
 from dustin_profile.choices import Credit, Mode
+from dustin_profile.dealing import deal
 from dustin_profile.haystack import load_haystack
 from dustin_profile.needles import Needle, load_needles
-from dustin_profile.progress import progress, say
+from dustin_profile.progress import say
 from dustin_profile.prompts import Sample, is_answer, samples
 from dustin_profile.rundir import open_stage
 from dustin_profile.settings import HeadSettings
 from dustin_profile.srh.ranking import Array, agreement, rank, top_heads
 from dustin_profile.srh.score import Prober, Score
+from dustin_profile.srh.stopping import batches, overlap
+from dustin_profile.srh.store import Entry, Key, ScoreStore, part, read_part, read_prompts
 from dustin_runtime.errors import MissingError, NothingMeasuredError
 from dustin_runtime.files import digest, read_json, write_json
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
+from dustin_runtime.parallel.ranks import ALONE, Ranks
 
 HEADS_VERSION = 1
 """Raised when the same inputs would be scored differently: parts of an older version are not mixed in."""
@@ -42,13 +46,7 @@ class HeadPrompts:
         made = samples(pair.tokenizer, haystack.text, self.needles, settings.lengths, settings.depths)
         # Deepest first: what precedes a needle is pure haystack, and stays in the cache for all that follow.
         self.samples = sorted(made, key=lambda s: (-s.length, -s.depth, s.needle))
-
-    def groups(self) -> list[tuple[str, list[Sample]]]:
-        """Samples by length and depth: the unit of resuming."""
-        return [
-            (_part(length, depth), list(group))
-            for (length, depth), group in groupby(self.samples, key=lambda s: (s.length, s.depth))
-        ]
+        self.keys = [Key.of(sample) for sample in self.samples]
 
 
 def find_heads(
@@ -61,6 +59,7 @@ def find_heads(
     settings: HeadSettings,
     prompts: HeadPrompts,
     overwrite: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Score every head of one model and write its ranking.
 
@@ -68,17 +67,21 @@ def find_heads(
         folder: of the run's heads; parts go to `folder/side`, the result to `folder/heads-side.json`.
         model: called if there is something to score.
         side: `target` or `draft`.
+        ranks: that share the prompts; the first ranks and writes.
 
     Returns:
         The file with the result.
 
     Raises:
         NothingMeasuredError: no sample was accepted.
-        ConflictError: the folder holds scores made from other inputs.
+        ConflictError: the folder holds scores made from other inputs, or ranks have different ones.
+        PeerError: another rank has ended.
     """
+    with ranks.alike(loading=True):  # which reads weights to hash them
+        provenance = pair.provenance()[side]
     inputs = {
         "version": HEADS_VERSION,
-        "model": pair.provenance()[side] | {"rope": pair.rope.model_dump() if pair.rope else None},
+        "model": provenance | {"rope": pair.rope.model_dump() if pair.rope else None},
         "dtype": str(dtype).removeprefix("torch."),
         "mode": mode,
         "lengths": list(settings.lengths),
@@ -89,30 +92,75 @@ def find_heads(
         "haystack_sha256": prompts.haystack_sha256,
         "needles_sha256": digest([needle.model_dump() for needle in prompts.needles]),
     }
-    parts = folder / side
-    open_stage(parts, inputs, overwrite)
-    groups = prompts.groups()
-    todo = [(name, group) for name, group in groups if not (parts / name).exists()]
-    if todo:
-        _run(parts, pair, model(), mode, settings, prompts, todo, side)
-    result = _result([read_json(parts / name) for name, _ in groups], settings.credit, len(prompts.needles))
+    ranks.agree({f"{side} {name}": value for name, value in inputs.items()})
+    store = ScoreStore(folder / side, prompts.keys)
+
+    def begin() -> set[Key]:
+        open_stage(store.folder, inputs, overwrite)
+        return set(store.missing())
+
+    missing = ranks.once(begin)
+
+    @cache
+    def prober() -> Prober:
+        return _prober(pair, model(), mode, settings, prompts)
+
+    def measure(sample: Sample) -> None:
+        store.add(Key.of(sample), _entry(sample, prober().score(sample)))
+
+    def stops() -> bool:
+        if used < settings.least_prompts:
+            return False
+        found = overlap(measured(), settings.credit)
+        return found is not None and bool(found["low"] >= settings.stable_overlap)
+
+    def measured() -> list[Entry]:
+        """In the order of all prompts, whatever was measured first: sums are then the same bits."""
+        return [entry for key, entry in store.entries().items() if key in asked]
+
+    asked: set[Key] = set()
+    used = 0
+    for batch in batches(prompts.keys) if settings.stop_when_stable else [prompts.keys]:
+        asked.update(batch)
+        used += len(batch)
+        if todo := [sample for sample in prompts.samples if Key.of(sample) in missing.intersection(batch)]:
+            with ranks.alike(loading=True):
+                prober()
+            deal(ranks, f"heads of {side}", todo, measure, _cost)
+        if settings.stop_when_stable and ranks.once(stops):
+            break
     path = folder / f"heads-{side}.json"
-    if not result["accepted"]:
-        path.unlink(missing_ok=True)
-        flag = "--mode" if side == "target" else "--draft-mode"
-        raise NothingMeasuredError(
-            f"{side} {inputs['model']['id']}: none of {result['samples']} needles was retrieved:"
-            f" rank it with {flag} forced, or use shorter lengths (--length)"
-        )
-    write_json(path, {"kind": "dustin-heads", "side": side, "inputs": inputs, "credit": settings.credit} | result)
+
+    def end() -> None:
+        store.join()
+        entries = measured()
+        result = _result(entries, settings.credit, len(prompts.needles))
+        if not result["accepted"]:
+            path.unlink(missing_ok=True)
+            flag = "--mode" if side == "target" else "--draft-mode"
+            raise NothingMeasuredError(
+                f"{side} {provenance['id']}: none of {result['samples']} needles was retrieved:"
+                f" rank it with {flag} forced, or use shorter lengths (--length)"
+            )
+        if settings.stop_when_stable:
+            result["stopping"] = {
+                "asked_prompts": len(prompts.keys),
+                "used_prompts": used,
+                "least_prompts": settings.least_prompts,
+                "stable_overlap": settings.stable_overlap,
+                "top4_overlap": overlap(entries, settings.credit),
+            }
+        write_json(path, {"kind": "dustin-heads", "side": side, "inputs": inputs, "credit": settings.credit} | result)
+
+    ranks.once(end)
     return path
 
 
 def read_entries(folder: Path) -> list[dict[str, Any]]:
-    """What `find_heads` measured of one model, prompt by prompt.
+    """What `find_heads` measured of one model, prompt by prompt; a part of it if it stopped early.
 
     Args:
-        folder: of one side's parts.
+        folder: of one side's parts, beside the heads that it gave.
 
     Raises:
         MissingError: there are none, some are not measured yet, or one is damaged.
@@ -120,22 +168,23 @@ def read_entries(folder: Path) -> list[dict[str, Any]]:
     if not (folder / "inputs.json").exists():
         raise MissingError(f"{folder}: no scores of heads; measure them with dustin-profile srh")
     inputs = read_json(folder / "inputs.json")
-    entries: list[dict[str, Any]] = []
+    entries: list[Entry] = []
+    partial = _stopped_early(folder.parent / f"heads-{folder.name}.json")
     for length in inputs["lengths"]:
         for depth in inputs["depths"]:
-            path = folder / _part(length, depth)
-            if not path.exists():
+            path = part(folder, length, depth)
+            if path.exists():
+                entries += read_part(path)
+            elif partial:
+                entries += read_prompts(folder, length, depth)
+            else:
                 raise MissingError(f"{path}: not measured yet; let dustin-profile srh finish")
-            part = read_json(path)
-            if not isinstance(part, list) or not all(isinstance(entry, dict) and "needle" in entry for entry in part):
-                raise MissingError(f"{path}: is not a part of scores; delete it and run dustin-profile srh again")
-            entries += part
     return entries
 
 
-def _part(length: int, depth: float) -> str:
-    """Name of the file of all prompts of a length and a depth."""
-    return f"{length}-{depth:.12g}.json"
+def _stopped_early(heads: Path) -> bool:
+    stopping = read_json(heads).get("stopping") if heads.exists() else None
+    return bool(stopping and stopping["used_prompts"] < stopping["asked_prompts"])
 
 
 def read_heads(path: Path) -> dict[int, list[int]]:
@@ -150,16 +199,7 @@ def read_heads(path: Path) -> dict[int, list[int]]:
     return top_heads(data["ranking"])
 
 
-def _run(
-    parts: Path,
-    pair: Pair,
-    model: Decoder,
-    mode: Mode,
-    settings: HeadSettings,
-    prompts: HeadPrompts,
-    groups: list[tuple[str, list[Sample]]],
-    side: str,
-) -> None:
+def _prober(pair: Pair, model: Decoder, mode: Mode, settings: HeadSettings, prompts: HeadPrompts) -> Prober:
     ends = pair.stop_ids()
 
     def decode(ids: Sequence[int]) -> str:
@@ -169,7 +209,7 @@ def _run(
         """An answer is one line; some models begin with an empty one."""
         return tokens[-1] in ends or ("\n" in decode(tokens[-1:]) and "\n" in decode(tokens).lstrip())
 
-    prober = Prober(
+    return Prober(
         model,
         mode=mode,
         decode=decode,
@@ -180,13 +220,6 @@ def _run(
         capacity=max(len(sample.ids) + len(sample.answer_ids) for sample in prompts.samples),
         steps=settings.steps,
     )
-    with progress(f"heads of {side}", sum(_cost(sample) for _, group in groups for sample in group)) as advance:
-        for name, group in groups:
-            entries = []
-            for sample in group:
-                entries.append(_entry(sample, prober.score(sample)))
-                advance(_cost(sample))
-            write_json(parts / name, entries)
 
 
 def _cost(sample: Sample) -> float:
@@ -212,8 +245,7 @@ def _rounded(table: torch.Tensor) -> list[list[float]]:
     return [[float(f"{value:.6g}") for value in row] for row in table.tolist()]
 
 
-def _result(groups: list[list[dict[str, Any]]], credit: Credit, needles: int) -> dict[str, Any]:
-    entries = [entry for group in groups for entry in group]
+def _result(entries: list[Entry], credit: Credit, needles: int) -> dict[str, Any]:
     accepted = [entry for entry in entries if entry["accepted"]]
     by_length = {}
     for length in sorted({entry["length"] for entry in entries}):
@@ -251,3 +283,11 @@ def summarise(path: Path) -> None:
         overlap, tau = stable["top4_overlap"], stable["kendall_tau"]
         trust = f"halves of the needles agree on {overlap:.0%} of the top four (Kendall tau {tau:.2f})"
     say(f"{data['side']}: {data['accepted']} of {data['samples']} needles accepted; {trust}")
+    if stopping := data.get("stopping"):
+        found = stopping["top4_overlap"]
+        bounds = (
+            f"overlap of halves {found['low']:.0%} to {found['high']:.0%}" if found else "too few needles to compare"
+        )
+        used, asked = stopping["used_prompts"], stopping["asked_prompts"]
+        wanted = f"{stopping['stable_overlap']:.0%} was asked for"
+        say(f"{data['side']}: {used} of {asked} prompts used; {bounds}, {wanted}")

@@ -10,7 +10,8 @@ import torch
 
 from dustin_profile.choices import Template
 from dustin_profile.data import Calibration, Prompt, load_documents, segments
-from dustin_profile.progress import progress, say
+from dustin_profile.dealing import deal
+from dustin_profile.progress import say
 from dustin_profile.rundir import first_difference
 from dustin_profile.settings import DataSettings
 from dustin_profile.traces.collect import Collector, Heads, ShortContinuationError, TraceSettings
@@ -19,6 +20,7 @@ from dustin_runtime.errors import ConflictError, MissingError, NothingMeasuredEr
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
+from dustin_runtime.parallel.ranks import ALONE, Ranks
 
 TRACES_VERSION = 1
 """Raised when the same inputs would be traced differently: documents of an older version are not mixed in."""
@@ -88,48 +90,77 @@ def collect_traces(
     prompts: Calibration,
     heads: dict[str, Heads],
     overwrite: bool = False,
+    ranks: Ranks = ALONE,
 ) -> TraceStore:
     """Trace every document that is not traced yet.
 
     Args:
         models: gives target and draft; called if there is something to trace.
         heads: `history` and `evaluation` of the target, `lookahead` of the draft.
+        ranks: that share the documents; the first keeps the manifest.
 
     Raises:
         NothingMeasuredError: no document gave a window, or attention is not finite.
-        ConflictError: the folder holds traces made from other inputs.
+        ConflictError: the folder holds traces made from other inputs, or ranks have different ones.
+        PeerError: another rank has ended.
     """
     inputs = trace_inputs(pair, settings, depth, prompts, str(dtype).removeprefix("torch."), heads)
     entries = [{"id": p.id, "source": p.source, "sha256": p.sha256} for p in prompts.prompts]
-    store = TraceStore.open(folder, inputs, entries, overwrite)
+    ranks.agree({f"traces' {name}": value for name, value in inputs.items()})
+
+    def opened() -> list[dict[str, Any]]:
+        return TraceStore.open(folder, inputs, entries, overwrite).documents
+
+    store = TraceStore(folder, ranks.once(opened), shared=not ranks.alone)
     if pending := store.pending():
-        target, draft = models()
-        collector = Collector(
-            target,
-            draft,
-            history=heads["history"],
-            evaluation=heads["evaluation"],
-            lookahead=heads["lookahead"],
-            settings=TraceSettings(
-                settings.continuation, settings.windows, depth, settings.width or depth, settings.lookahead
-            ),
-            shared_vocab=pair.shared_vocab,
-            stop_ids=pair.stop_ids(),
-            # Of all prompts, whatever is left to do: a resumed run computes in the same layout.
-            capacity=max(len(prompt.ids) for prompt in prompts.prompts) + settings.continuation,
-        )
-        with progress("traces", len(pending)) as advance:
-            for index in pending:
-                prompt = prompts.prompts[index]
-                try:
-                    store.add(index, collector.trace(prompt.id, prompt.ids, prompt.answer_ids))
-                except ShortContinuationError as error:
-                    store.skip(index, str(error))
-                    say(str(error))
-                advance(1)
+        with ranks.alike(loading=True):
+            collector = _collector(pair, models, settings, depth, prompts, heads)
+        said = set()
+
+        def trace(index: int) -> None:
+            prompt = prompts.prompts[index]
+            try:
+                store.add(index, collector.trace(prompt.id, prompt.ids, prompt.answer_ids))
+            except ShortContinuationError as error:
+                store.skip(index, str(error))
+                said.add(index)
+                say(str(error))
+
+        deal(ranks, "traces", sorted(pending, key=lambda index: -len(prompts.prompts[index].ids)), trace)
+        store = TraceStore(folder, ranks.once(opened))
+        for index in pending:
+            if index not in said and (reason := store.documents[index]["skipped"]):
+                say(reason)
     if not len(store):
-        raise NothingMeasuredError(f"no document gave a window; {store.documents[0]['skipped']}")
+        nothing = NothingMeasuredError(f"no document gave a window; {store.documents[0]['skipped']}")
+        nothing.quiet = ranks.rank > 0
+        raise nothing
     return store
+
+
+def _collector(
+    pair: Pair,
+    models: Callable[[], tuple[Decoder, Decoder]],
+    settings: DataSettings,
+    depth: int,
+    prompts: Calibration,
+    heads: dict[str, Heads],
+) -> Collector:
+    target, draft = models()
+    return Collector(
+        target,
+        draft,
+        history=heads["history"],
+        evaluation=heads["evaluation"],
+        lookahead=heads["lookahead"],
+        settings=TraceSettings(
+            settings.continuation, settings.windows, depth, settings.width or depth, settings.lookahead
+        ),
+        shared_vocab=pair.shared_vocab,
+        stop_ids=pair.stop_ids(),
+        # Of all prompts, whatever is left to do: a resumed run computes in the same layout.
+        capacity=max(len(prompt.ids) for prompt in prompts.prompts) + settings.continuation,
+    )
 
 
 def prompts_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,30 @@ from dustin_runtime.errors import MissingError
 from dustin_runtime.files import read_json, write_json, write_with
 
 _TENSORS = ("prefix", "truth", "tail", "history", "lookahead")
+_SAID = re.compile(r"\d{5,}\.json")
+"""Files about one document, by its number."""
 
 
 class TraceStore:
     """The traces of a run, a sequence of documents read one at a time (implements `windows.Documents`).
 
     A document is done once the manifest names its shard. A shard that the manifest does not name yet was cut off by a
-    crash and is collected again.
+    crash and is collected again. Where several processes trace, each puts what it says of a document into a file beside
+    the shard, and `open` moves that to the manifest.
+
+    Args:
+        shared: whether other processes are tracing into the folder.
     """
 
-    def __init__(self, folder: Path, documents: list[dict[str, Any]], chosen: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        documents: list[dict[str, Any]],
+        chosen: Sequence[int] | None = None,
+        shared: bool = False,
+    ) -> None:
         self.folder = folder
+        self.shared = shared
         self.documents = documents
         self.chosen = [i for i, entry in enumerate(documents) if entry["file"]] if chosen is None else list(chosen)
 
@@ -45,7 +59,8 @@ class TraceStore:
             entries = _entries(path)
         else:
             entries = [dict(entry, file=None, skipped=None, windows=0, bytes=0) for entry in documents]
-            write_json(path, {"kind": "dustin-traces", "documents": entries})
+            _write_manifest(folder, entries)
+        _join(folder, entries)
         for entry in entries:
             if entry["file"] and not _whole(folder / entry["file"], entry["bytes"]):
                 entry["file"] = None
@@ -139,7 +154,25 @@ class TraceStore:
 
     def _update(self, index: int, **fields: Any) -> None:
         self.documents[index].update(fields)
-        write_json(self.folder / "manifest.json", {"kind": "dustin-traces", "documents": self.documents})
+        if self.shared:
+            write_json(self.folder / f"{index:05d}.json", fields)
+        else:
+            _write_manifest(self.folder, self.documents)
+
+
+def _join(folder: Path, entries: list[dict[str, Any]]) -> None:
+    """Move to the manifest what processes have said of single documents."""
+    said = [path for path in sorted(folder.iterdir()) if _SAID.fullmatch(path.name)]
+    for path in said:
+        entries[int(path.stem)].update(read_json(path))
+    if said:
+        _write_manifest(folder, entries)
+    for path in said:
+        path.unlink()
+
+
+def _write_manifest(folder: Path, entries: list[dict[str, Any]]) -> None:
+    write_json(folder / "manifest.json", {"kind": "dustin-traces", "documents": entries})
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,10 @@ branch on them, so an existing one never changes its meaning.
 
 from __future__ import annotations
 
+import errno
+
+OUT_OF_MEMORY = "out of memory: lower the context, the batch or the budgets, or use a smaller model or dtype"
+
 
 class DustinError(Exception):
     """Base of every error a user can cause or mend. `exit_code` 1 is left to bugs."""
@@ -67,3 +71,17 @@ class PeerError(DustinError):
     """Another process of a distributed run has ended, or does not answer."""
 
     exit_code = 9
+
+
+def understood(error: Exception) -> DustinError | None:
+    """What a user is told of an exception, others' included: memory, disk, or itself if it is ours. None for a bug."""
+    if isinstance(error, DustinError):
+        return error
+    words = str(error).lower()
+    # torch.OutOfMemoryError is a RuntimeError; the CPU allocator raises the plain class.
+    full = isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
+    if full or isinstance(error, MemoryError):
+        return CapacityError(OUT_OF_MEMORY)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CapacityError(f"{error.filename or 'disk'}: no space left; free some and run the command again")
+    return None

@@ -29,7 +29,8 @@ def build(evidence: Evidence) -> Content | None:
     blocks: list[Block] = []
     for number, source in enumerate(found):
         data = source.data
-        title = f"{data.task}: {pair_of(data)}" + ("" if data.inputs.draft_cache == "full" else ", draft reads k tokens")
+        narrow = data.inputs.draft_cache != "full"
+        title = f"{data.task}: {pair_of(data)}{', draft reads k tokens' if narrow else ''}"
         blocks.append(Heading(title))
         lost = _lost(data)
         if lost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import signal
@@ -12,14 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dustin_runtime.errors import CapacityError, DustinError, InterruptedRunError
+from dustin_runtime.errors import DustinError, InterruptedRunError, understood
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a bug; 2 usage; 3 regression found by check; 4 run directory or baseline made from other inputs;
 5 memory, disk or context does not suffice; 6 model or data missing or damaged; 7 invalid config, or of another pair;
 8 nothing could be measured; 9 another process of a distributed run ended; 130 interrupted."""
 INTERRUPTED = InterruptedRunError.exit_code
-OUT_OF_MEMORY = "out of memory: lower the context, the batch or the budgets, or use a smaller model or dtype"
 
 
 def run_app(app: Callable[[], object], *, interrupted: str = "interrupted") -> None:
@@ -46,18 +44,10 @@ def run_app(app: Callable[[], object], *, interrupted: str = "interrupted") -> N
         if isinstance(error.__context__, BrokenPipeError):  # and a closed pipe into 1, which is a bug's
             raise SystemExit(0) from None
         raise
-    except MemoryError:
-        _fail(OUT_OF_MEMORY, CapacityError.exit_code)
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises the plain class
-        if not any(words in str(error).lower() for words in ("out of memory", "can't allocate memory")):
+    except Exception as error:
+        if (told := understood(error)) is None:
             raise
-        _fail(OUT_OF_MEMORY, CapacityError.exit_code)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        _fail(
-            f"{error.filename or 'disk'}: no space left; free some and run the command again", CapacityError.exit_code
-        )
+        _fail(str(told), told.exit_code)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dustin_runtime.errors import DustinError, PeerError
+from dustin_runtime.errors import DustinError, PeerError, understood
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,8 @@ def alike(rank: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     own: DustinError | None = None
     try:
         yield
-    except PeerError:
-        raise
-    except DustinError as error:
-        own = error
+    except Exception as error:
+        own = shared(error)
     found = everywhere(None if own is None else (type(own), str(own)), group)
     failed = [(failing, outcome) for failing, outcome in enumerate(found) if outcome]
     if failed:
@@ -77,6 +75,14 @@ def alike(rank: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
         common = kind(text if len(set(found)) == 1 else f"rank {failing}: {text}")
         common.quiet = rank > 0
         raise common from own
+
+
+def shared(error: Exception) -> DustinError:
+    """An exception as what the other ranks are told; raises what is no concern of theirs, and bugs."""
+    told = understood(error)
+    if told is None or isinstance(told, PeerError):
+        raise error
+    return told
 
 
 def everywhere(value: object, group: dist.ProcessGroup | None = None) -> list[Any]:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
-from dustin_runtime.errors import ConflictError, DustinError, PeerError, UsageError
+from dustin_runtime.errors import (
+    ConflictError,
+    DustinError,
+    InterruptedRunError,
+    PeerError,
+    UsageError,
+)
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel import environment
-from dustin_runtime.parallel.collectives import Collectives, alike, everywhere, peers
+from dustin_runtime.parallel.collectives import Collectives, alike, everywhere, peers, shared
 from dustin_runtime.parallel.shards import Share
 
 TIMEOUT = 60
 """Seconds that a rank waits for another within a step."""
 LOADING_TIMEOUT = timedelta(minutes=30)
-"""One rank's disk may be that much slower than another's, or one of them prefills a draft while the others wait."""
+"""One rank's disk may be that much slower than another's, or what it was dealt (a prompt to draft, say) that much
+longer."""
+T = TypeVar("T")
 
 
 @contextmanager
@@ -34,7 +43,7 @@ def joined(timeout: int = TIMEOUT) -> Iterator[Ranks]:
     """
     world = environment.world_size()
     if world == 1:
-        yield Ranks(0, 1, 0)
+        yield ALONE
         return
     rank, local = environment.rank(), environment.local_rank()
     try:
@@ -49,6 +58,12 @@ def joined(timeout: int = TIMEOUT) -> Iterator[Ranks]:
         if not error.quiet and rank:
             raise type(error)(f"rank {rank}: {error}") from error
         raise
+    except KeyboardInterrupt:
+        if not rank:
+            raise
+        interrupted = InterruptedRunError("interrupted")
+        interrupted.quiet = True  # Ctrl-C comes to all of them
+        raise interrupted from None
     finally:
         dist.destroy_process_group()
 
@@ -115,18 +130,47 @@ class Ranks:
         with alike(self.rank, self.loading if loading else None):
             yield
 
-    def agree(self, facts: Mapping[str, object]) -> None:
+    def once(self, work: Callable[[], T]) -> T:
+        """Let rank 0 alone do something while the others wait, for `LOADING_TIMEOUT`.
+
+        Returns:
+            What it returned, pickled to the other ranks.
+
+        Raises:
+            DustinError: of rank 0, on all of them. Only there it has to be said.
+            PeerError: a rank has ended.
+        """
+        if self.alone:
+            return work()
+        own: DustinError | None = None
+        done: T | None = None
+        if self.rank == 0:
+            try:
+                done = work()
+            except Exception as error:
+                own = shared(error)
+        failure, result = everywhere((own and (type(own), str(own)), done), self.loading)[0]
+        if failure:
+            kind, text = failure
+            common: DustinError = kind(text)
+            common.quiet = self.rank > 0
+            raise common from own
+        return result  # type: ignore[no-any-return]
+
+    def agree(self, facts: Mapping[str, object], loading: bool = False) -> None:
         """Refuse to go on if another rank was given something else.
 
         Args:
             facts: by the name that an error says; the same names on every rank, compared as text.
+            loading: wait for `LOADING_TIMEOUT`.
 
         Raises:
             ConflictError: on all ranks; names the first difference.
         """
         if self.alone:
             return
-        first, *others = everywhere({name: str(value) for name, value in facts.items()})
+        told = {name: str(value) for name, value in facts.items()}
+        first, *others = everywhere(told, self.loading if loading else None)
         for rank, theirs in enumerate(others, start=1):
             for name, value in first.items():
                 if theirs[name] != value:
@@ -135,6 +179,10 @@ class Ranks:
                     )
                     error.quiet = self.rank > 0
                     raise error
+
+
+ALONE = Ranks(0, 1, 0)
+"""A run of one process."""
 
 
 def _short(value: object) -> str:

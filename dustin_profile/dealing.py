@@ -1,0 +1,37 @@
+"""Units of work dealt to the ranks of a run: each is done by one of them, and none depends on who did it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from dustin_profile.progress import progress
+from dustin_runtime.parallel.ranks import Ranks
+
+T = TypeVar("T")
+
+
+def deal(
+    ranks: Ranks, title: str, units: Sequence[T], work: Callable[[T], None], cost: Callable[[T], float] = lambda unit: 1
+) -> None:
+    """Do all units, a round of one per rank at a time.
+
+    Neighbours should cost alike, since a round lasts as long as its longest unit: then ranks wait little, the first
+    knows how far all are, and one that fails ends all within a unit.
+
+    Args:
+        units: the same on every rank, longest first.
+        work: does one and writes its result, so that no rank's end loses what others have done.
+        cost: of a unit, in the relative time that progress counts.
+
+    Raises:
+        DustinError: of the first rank that failed, as `Ranks.alike`.
+        PeerError: a rank has ended.
+    """
+    with progress(title, sum(map(cost, units))) as advance:
+        for first in range(0, len(units), ranks.world):
+            turn = units[first : first + ranks.world]
+            with ranks.alike(loading=True):
+                if ranks.rank < len(turn):
+                    work(turn[ranks.rank])
+            advance(sum(map(cost, turn)))
