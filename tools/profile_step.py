@@ -18,7 +18,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dustin_runtime.acceptance import rate_for
-from dustin_runtime.bench.grid import fill, new_tokens
+from dustin_runtime.bench.grid import new_tokens
+from dustin_runtime.bench.noise import fill
 from dustin_runtime.bench.subject import noise
 from dustin_runtime.engine import Engine
 from dustin_runtime.policies import make_policy
@@ -69,7 +70,7 @@ def step_kernels(options: argparse.Namespace) -> list[Kernel]:
     subject = noise(options.pair, None, torch.bfloat16, "cuda")
     policy = make_policy(options.method, subject.selection)
     stepper = Stepper(
-        *subject.load(),
+        *subject.load(None),
         policy,
         policy.selection,
         subject.depth,

@@ -136,7 +136,14 @@ class Engine:
         return run.sequences, run.statistics
 
     def prepare(self, prompts: int, capacity: int) -> State:
-        """Reserve buffers of `capacity` positions a row and capture the step; what is large enough already is kept.
+        """`reserve`, and capture the step, which over ranks takes all of them."""
+        held = self.reserve(prompts, capacity)
+        if self.graph and self._captured is None:
+            self._captured = StepGraph(self.stepper, held)
+        return held
+
+    def reserve(self, prompts: int, capacity: int) -> State:
+        """Reserve buffers of `capacity` positions a row; what is large enough already is kept.
 
         Raises:
             CapacityError: memory does not suffice.
@@ -145,9 +152,7 @@ class Engine:
         held = self._state
         if held is None or held.rows != rows or held.target_cache.capacity < capacity:
             held = self._state = self._captured = None  # freed before its successor is reserved
-            held = self.stepper.state(rows, capacity)
-            self._captured = StepGraph(self.stepper, held) if self.graph else None
-            self._state = held
+            held = self._state = self.stepper.state(rows, capacity)
         held.lengths.fill_(1)  # whatever a run left that was broken off
         held.active.fill_(False)
         return held

@@ -1,7 +1,8 @@
 """What a run will allocate, known before anything is loaded, and what would fit if that is too much.
 
-The plan is for a batch that runs with our kernels in a 16-bit dtype on one GPU. It is an upper estimate: every part
-counts as if all parts lived at once, which a caching allocator and a graph's own pool come close to.
+The plan is for a batch that runs with our kernels in a 16-bit dtype on one GPU, or on each of several ranks, which hold
+as much as each other. It is an upper estimate: every part counts as if all parts lived at once, which a caching
+allocator and a graph's own pool come close to.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from dustin_runtime.cache import window_ring
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.errors import CapacityError
+from dustin_runtime.errors import CapacityError, UsageError
 from dustin_runtime.kernels import row_tile
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.shards import Share
 from dustin_runtime.policies.base import Policy
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.prefill import GPU_CHUNK
-from dustin_runtime.pricing import body_weights, weights_bytes
+from dustin_runtime.pricing import body_weights, held_weights, weights_bytes
 
 OVERHEAD_BYTES = 2 * 2**30
 """CUDA context, compiled kernels, cuBLAS workspaces, one captured graph, and what the allocator cannot use."""
@@ -26,6 +30,8 @@ PROCESSORS = 160
 """Streaming multiprocessors, no fewer than any supported GPU has; split kernels run up to two programs on each."""
 SAMPLING_COPIES = 8
 """fp32 arrays of the logits' size that probabilities, top-p and the residual take at once."""
+COLLECTIVES_BYTES = 2**30
+"""NCCL's buffers on each of several ranks; assumed, not measured."""
 GIB = 2**30
 
 DraftStores = Literal["all", "layers", "nothing"]
@@ -34,16 +40,17 @@ DraftStores = Literal["all", "layers", "nothing"]
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one run.
+    """Bytes of one run, on each of its ranks.
 
     Attributes:
+        target, draft: as a whole, however many ranks share them.
         capacity: positions per row: prompt, new tokens and the overshoot of a last step.
         selection: heads that are scored; None for a method that scores nothing.
         sampled: whether rows may have a temperature.
         draft_stores: what of its weights the draft does not share with the target.
         draft_budget: tokens of its cache that the draft reads; None for all, which are then kept.
         policies: methods that run one after the other; the one that keeps most counts.
-        draft_ranks: processes that share the rows of a draft which is whole on each of them.
+        world: ranks that share the target, and with it a draft that stores nothing; any other draft is whole on each.
     """
 
     target: ModelShape
@@ -58,16 +65,17 @@ class MemoryPlan:
     prefill_chunk: int
     draft_budget: int | None
     policies: tuple[Policy, ...] = ()
-    draft_ranks: int = 1
+    world: int = 1
 
     @property
     def parts(self) -> dict[str, int]:
         """Bytes by component."""
-        models = [self.target, *([self.draft] if self.draft else [])]
+        target, draft = self._target, self._draft
+        models = [target, *([draft] if draft else [])]
         return {
-            "target weights": weights_bytes(self.target, self.element_bytes),
+            "target weights": self._target_weights(),
             "draft weights": self._draft_weights(),
-            "target KV cache": self._cache(self.target, self.batch),
+            "target KV cache": self._cache(target, self.batch),
             "draft KV cache": self._draft_cache(),
             "policy": self._policies(),
             "rotary tables": sum(4 * shape.head_size * self.capacity for shape in models),
@@ -76,6 +84,7 @@ class MemoryPlan:
             "split scratch": max(self._splits(shape) for shape in models),
             "prefill activations": max(self._activations(shape) for shape in models),
             "overhead": OVERHEAD_BYTES,
+            **({"collectives": COLLECTIVES_BYTES} if self.world > 1 else {}),
         }
 
     @property
@@ -93,29 +102,56 @@ class MemoryPlan:
         return replace(self, batch=batch or self.batch, capacity=capacity or self.capacity)
 
     @property
+    def _share(self) -> Share | None:
+        """What a rank holds of the target; None for all of it. Raises UsageError as `Share.of`."""
+        return Share.of(self.target, 0, self.world) if self.world > 1 else None
+
+    @property
+    def _target(self) -> ModelShape:
+        """What is computed on a rank."""
+        return self._share.shape if self._share else self.target
+
+    @property
+    def _draft(self) -> ModelShape | None:
+        if self.draft is None or self._share is None or self.draft_stores != "nothing":
+            return self.draft
+        return Share.of(self.draft, 0, self.world).shape
+
+    @property
     def _queries(self) -> int:
         return self.depth + 1 if self.draft else 1
+
+    def _target_weights(self) -> int:
+        return held_weights(self._share) * self.element_bytes if self._share else self._whole(self.target)
+
+    def _whole(self, shape: ModelShape) -> int:
+        return weights_bytes(shape, self.element_bytes)
 
     def _draft_weights(self) -> int:
         if self.draft is None or self.draft_stores == "nothing":
             return 0
         if self.draft_stores == "layers":
-            return body_weights(self.draft) * self.element_bytes
-        return weights_bytes(self.draft, self.element_bytes)
+            head = 0
+            if self._share and not self.target.tied:  # which it borrows, and which the target has in parts
+                head = self._share.vocab_rows * self.world * self.target.hidden
+            return (body_weights(self.draft) + head) * self.element_bytes
+        return self._whole(self.draft)
 
     def _cache(self, shape: ModelShape, rows: int) -> int:
         return shape.kv_bytes(self.capacity, self.element_bytes) * rows
 
     def _draft_cache(self) -> int:
         """All tokens; or a ring of them, all keys of the scored layers, and one whole row to prefill in."""
-        rows = -(-self.batch // self.draft_ranks)
-        if self.draft is None or self.draft_budget is None:
-            return self._cache(self.draft, rows) if self.draft else 0
+        draft = self._draft
+        # A draft that is whole on every rank drafts a share of the rows there.
+        rows = self.batch if self.draft_stores == "nothing" else -(-self.batch // self.world)
+        if draft is None or self.draft_budget is None:
+            return self._cache(draft, rows) if draft else 0
         ring = window_ring(self.draft_budget, self.depth, STREAMING_SINK)
-        slots = self.draft.kv_bytes(ring.sink + ring.size, self.element_bytes) * rows
+        slots = draft.kv_bytes(ring.sink + ring.size, self.element_bytes) * rows
         layers = len(self.selection.lookahead) if self.selection else 0
-        keys = layers * self.draft.kv_heads * self.draft.head_size * self.element_bytes * self.capacity * rows
-        return slots + keys + self.draft.kv_bytes(self.capacity, self.element_bytes)
+        keys = layers * draft.kv_heads * draft.head_size * self.element_bytes * self.capacity * rows
+        return slots + keys + draft.kv_bytes(self.capacity, self.element_bytes)
 
     def _scores(self) -> int:
         """fp32 logits of every scored row over the whole capacity, and one vector of sums per signal."""
@@ -126,12 +162,16 @@ class MemoryPlan:
 
     def _policies(self) -> int:
         sizes = (self.depth, self.batch, self.capacity, self.element_bytes)
-        return max((policy.memory_bytes(self.target, self.draft, *sizes) for policy in self.policies), default=0)
+        return max((policy.memory_bytes(self._target, self._draft, *sizes) for policy in self.policies), default=0)
 
     def _logits(self) -> int:
         rows = self.batch * self._queries
         copies = 4 * SAMPLING_COPIES if self.sampled else 0
-        return rows * self.target.vocab * (self.element_bytes + copies)
+        if self._share is None:
+            return rows * self.target.vocab * (self.element_bytes + copies)
+        own = rows * self._share.vocab_rows * self.element_bytes
+        # Where they are drawn from, those of all ranks are gathered, then put in order.
+        return own + (rows * self.target.vocab * (2 * self.element_bytes + copies) if self.sampled else 0)
 
     def _splits(self, shape: ModelShape) -> int:
         """fp32 partial results of full attention: one tile of rows per program and per KV head of a sequence."""
@@ -162,7 +202,7 @@ def plan(
     prefill_chunk: int = GPU_CHUNK,
     draft_budget: int | None = None,
     policies: Sequence[Policy] = (),
-    draft_ranks: int = 1,
+    world: int = 1,
 ) -> MemoryPlan:
     """What a run needs; arguments as the attributes of `MemoryPlan`.
 
@@ -183,24 +223,31 @@ def plan(
         prefill_chunk,
         draft_budget,
         tuple(policies),
-        draft_ranks,
+        world,
     )
+
+
+def free_bytes(device: str) -> int | None:
+    """What a GPU has left; None for a CPU, whose memory is not planned."""
+    return torch.cuda.mem_get_info(device)[0] if device != "cpu" else None
 
 
 def require(planned: MemoryPlan, available_bytes: int) -> None:
     """Refuse a run that does not fit.
 
     Args:
-        available_bytes: what the device has left before anything is loaded.
+        available_bytes: what the device of this process has left before anything is loaded.
 
     Raises:
-        CapacityError: one line with the need, what is there, and the largest batch or capacity that would fit.
+        CapacityError: one line with the need, what is there, and the largest batch or capacity that would fit, or over
+            how many ranks all of it would.
     """
     if planned.total <= available_bytes:
         return
     largest = sorted(planned.parts.items(), key=lambda part: -part[1])[:3]
+    each = f" on each of {planned.world} ranks" if planned.world > 1 else ""
     need = (
-        f"{planned.batch} rows of {planned.capacity} positions need {planned.total / GIB:.1f} GiB"
+        f"{planned.batch} rows of {planned.capacity} positions need {planned.total / GIB:.1f} GiB{each}"
         f" ({', '.join(f'{name} {size / GIB:.1f}' for name, size in largest)}),"
         f" {available_bytes / GIB:.1f} GiB are available"
     )
@@ -231,10 +278,23 @@ def _remedy(planned: MemoryPlan, available_bytes: int) -> str:
     wide = planned.element_bytes > 2
     if wide and replace(planned, element_bytes=2).total <= available_bytes:
         fits.append("use a 16-bit dtype (bfloat16)")
+    if more := _enough_ranks(planned, available_bytes):
+        fits.append(f"start {more} ranks")
     if fits:
         return " or ".join(fits)
     dtype = "a 16-bit dtype, " if wide else ""
     return f"not even one row of one position fits; use {dtype}a smaller model, or more memory"
+
+
+def _enough_ranks(planned: MemoryPlan, available_bytes: int) -> int | None:
+    """The fewest ranks over which the run fits, where there are several already; None if none do."""
+    for world in range(planned.world + 1, planned.target.query_heads + 1) if planned.world > 1 else ():
+        try:
+            if replace(planned, world=world).total <= available_bytes:
+                return world
+        except UsageError:  # the target cannot be shared by so many
+            continue
+    return None
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

@@ -16,9 +16,12 @@ minutes, trial by trial; the exact search priced here takes one for those traces
 from __future__ import annotations
 
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dustin_runtime.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from dustin_runtime.parallel.shards import Share
 
 ANSWER_TOKENS = 32
 """Tokens generated per needle prompt."""
@@ -73,6 +76,14 @@ def body_weights(shape: ModelShape) -> int:
 def weights_bytes(shape: ModelShape, element_bytes: int) -> int:
     """Bytes of all weights, an embedding shared with the head counted once."""
     return shape.parameters * element_bytes
+
+
+def held_weights(share: Share) -> int:
+    """Weights that one rank of several holds: its part of the layers, its rows of the head, padding included, and the
+    embedding, which is whole. A tied head is a view of the embedding, which is padded for the last rank."""
+    rows, vocab = share.vocab_rows, share.whole.vocab
+    outer = max(rows * share.world, vocab) if share.whole.tied else vocab + rows
+    return body_weights(share.shape) + outer * share.whole.hidden
 
 
 def trace_bytes(target: ModelShape, draft: ModelShape, *, prefix: int, windows: int) -> int:

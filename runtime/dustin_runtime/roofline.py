@@ -3,6 +3,9 @@
 Counted are weights, keys and values that are read, and logits, which are written and read. Activations and the keys
 of new tokens are not: they are a thousandth of these. Neither is anything that an implementation adds, such as the
 logits that our scoring kernels keep between their two launches.
+
+Of a target that is split over ranks it is the floor of one of them: its own heads, its part of the MLP and its rows of
+the head. What ranks tell each other is priced in `links`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import NamedTuple
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.shards import Share
 from dustin_runtime.policies.draft_rows import all_heads
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import DENSE
@@ -33,6 +37,27 @@ class Cost(NamedTuple):
 ALL_HEADS = ("specattn", "specattn-all", "smallkv")
 """Methods that ask every head of the draft."""
 NOTHING = Cost(0, 0.0)
+
+
+class Part(NamedTuple):
+    """What one rank computes of a model; of one process, all."""
+
+    shape: ModelShape
+    head_rows: int
+    shares: tuple[Share, ...] = ()
+    """Of all ranks; none for a model that is whole."""
+
+    @classmethod
+    def of(cls, whole: ModelShape, world: int) -> Part:
+        """Raises UsageError as `Share.of`."""
+        if world == 1:
+            return cls(whole, whole.vocab)
+        shares = tuple(Share.of(whole, rank, world) for rank in range(world))
+        return cls(shares[0].shape, shares[0].vocab_rows, shares)
+
+    def asked(self, heads: Sequence[LayerHeads]) -> list[tuple[LayerHeads, ...]]:
+        """Of the model's heads, those that each rank scores."""
+        return [share.held(heads) for share in self.shares] or [tuple(heads)]
 
 
 class StepCosts(NamedTuple):
@@ -75,8 +100,10 @@ def step_costs(
     selection: Selection | None = None,
     draft_budget: int | None = None,
     element_bytes: int = 2,
+    world: int = 1,
+    draft_split: bool = False,
 ) -> StepCosts:
-    """The floor of one step.
+    """The floor of one step, on one rank of `world`.
 
     Args:
         method: its name. `magicdec` and `triforce` draft over `draft_budget` tokens; of the sparse ones Dustin scores,
@@ -87,8 +114,10 @@ def step_costs(
         selection: budget, and the heads that are asked; for the sparse methods.
         draft_budget: tokens of sink and window that the draft attends to, new ones aside; None: its whole cache.
         element_bytes: of a weight, a KV element and a logit: 2 for bf16, 4 for fp32.
+        world: ranks that share the target. The draft is whole on each, for a share of the rows, unless `draft_split`.
 
     Raises:
+        UsageError: so many ranks cannot share the model evenly.
         ValueError: the method is unknown, or lacks its draft, selection or draft budget.
     """
     if method not in METHODS:
@@ -104,43 +133,55 @@ def step_costs(
         raise ValueError(f"{method} needs a draft")
 
     tokens = depth + 1
+    part = Part.of(target, world)
     kept = [min(n, selection.budget) for n in lengths] if method in SPARSE and selection else lengths
     if method in (*QUEST, "specattn"):  # the first layers read everything
         dense = (DENSE_LAYERS if method in QUEST else DENSE) / target.layers
         bounds = 1 / PAGE if method in QUEST else 0.0  # Quest reads two bounds per page, as much as a token
         kept = [round(dense * n + (1 - dense) * (k + n * bounds)) for n, k in zip(lengths, kept, strict=True)]
-    target_linears = linears_cost(target, rows * tokens, rows * tokens, element_bytes)
-    verify = attention_cost(target, [n + tokens for n in kept], tokens, element_bytes)
-    logits = logits_bytes(target, rows * tokens, element_bytes)
+    target_linears = linears_cost(part, rows * tokens, rows * tokens, element_bytes)
+    verify = attention_cost(part.shape, [n + tokens for n in kept], tokens, element_bytes)
+    logits = logits_bytes(part, rows * tokens, element_bytes)
     if draft is None:
         return StepCosts(target_linears, verify, NOTHING, NOTHING, NOTHING, Cost(logits, 0.0))
 
+    drafting = Part.of(draft, world if draft_split else 1)
+    each = rows if draft_split else -(-rows // world)
+    drafted = max((lengths[first : first + each] for first in range(0, rows, each)), key=sum)  # by the slowest rank
     draft_linears, draft_attention = NOTHING, NOTHING
     for turn in range(depth):
         fed = 2 if turn == 0 else 1  # the first pass takes the last processed token too
-        draft_linears = sum_costs(draft_linears, linears_cost(draft, rows * fed, rows, element_bytes))
-        before = [n + turn + 1 - fed for n in lengths]
+        draft_linears = sum_costs(
+            draft_linears, linears_cost(drafting, len(drafted) * fed, len(drafted), element_bytes)
+        )
+        before = [n + turn + 1 - fed for n in drafted]
         if draft_budget is not None:
             before = [min(n, draft_budget) for n in before]
         draft_attention = sum_costs(
-            draft_attention, attention_cost(draft, [n + fed for n in before], fed, element_bytes)
+            draft_attention, attention_cost(drafting.shape, [n + fed for n in before], fed, element_bytes)
         )
-        logits += logits_bytes(draft, rows, element_bytes)
+        logits += logits_bytes(drafting, len(drafted), element_bytes)
     scores = NOTHING
     if selection is not None and method in ("dustin", "dustin-t", "dustin-d", *ALL_HEADS):
         free = selection.budget - selection.sink - selection.window
         m = {"dustin": selection.m, "dustin-t": 0}.get(method, free)
-        asked = all_heads(draft) if method in ALL_HEADS else selection.lookahead
-        if m < free:
-            scores = sum_costs(scores, history_cost(target, selection.history, lengths, element_bytes))
-        if m > 0:
-            scores = sum_costs(scores, lookahead_cost(draft, asked, lengths, depth, element_bytes))
+        past = part.asked([selection.history] if m < free else [])
+        ahead = drafting.asked((all_heads(draft) if method in ALL_HEADS else selection.lookahead) if m > 0 else [])
+        by_rank = [
+            sum_costs(
+                *(history_cost(part.shape, entry, lengths, element_bytes) for entry in past[rank % len(past)]),
+                lookahead_cost(drafting.shape, ahead[rank % len(ahead)], drafted, depth, element_bytes),
+            )
+            for rank in range(world)
+        ]
+        scores = max(by_rank, key=lambda cost: cost.bytes)  # a step waits for the rank that has the most
     return StepCosts(target_linears, verify, draft_linears, draft_attention, scores, Cost(logits, 0.0))
 
 
-def linears_cost(shape: ModelShape, tokens: int, predicted: int, element_bytes: int) -> Cost:
+def linears_cost(part: Part, tokens: int, predicted: int, element_bytes: int) -> Cost:
     """One forward pass of `tokens` tokens in all rows, `predicted` of which go through the head."""
-    head = shape.vocab * shape.hidden
+    shape = part.shape
+    head = part.head_rows * shape.hidden
     looked_up = 0 if shape.tied else min(tokens, shape.vocab) * shape.hidden  # a tied head reads those rows anyway
     body = body_weights(shape)
     return Cost((body + head + looked_up) * element_bytes, 2.0 * (body * tokens + head * predicted))
@@ -167,9 +208,9 @@ def lookahead_cost(
     return _scores_cost(shape, asked, [n + depth for n in lengths], depth, element_bytes)
 
 
-def logits_bytes(shape: ModelShape, tokens: int, element_bytes: int) -> int:
+def logits_bytes(part: Part, tokens: int, element_bytes: int) -> int:
     """Logits of `tokens` tokens, written by the head and read by the choice of tokens."""
-    return 2 * tokens * shape.vocab * element_bytes
+    return 2 * tokens * part.head_rows * element_bytes
 
 
 def _scores_cost(

@@ -10,8 +10,9 @@ import torch
 
 from dustin_runtime.cache import KVCache
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.errors import CapacityError
+from dustin_runtime.errors import CapacityError, UsageError
 from dustin_runtime.memory_plan import (
+    COLLECTIVES_BYTES,
     GIB,
     OVERHEAD_BYTES,
     MemoryPlan,
@@ -77,13 +78,13 @@ def test_caches_are_what_the_runtime_allocates() -> None:
 def test_ranks_share_the_rows_of_a_draft_cache() -> None:
     sizes = {"batch": 5, "capacity": 64, "depth": 4, "selection": SELECTION}
     for window in (None, 24):
-        split = plan(TARGET, DRAFT, **sizes, draft_budget=window, draft_ranks=2).parts
+        split = plan(TARGET, DRAFT, **sizes, draft_budget=window, world=2).parts
         three, five = (
             plan(TARGET, DRAFT, **sizes | {"batch": rows}, draft_budget=window).parts["draft KV cache"]
             for rows in (3, 5)
         )
         assert split["draft KV cache"] == three < five
-        assert split["target KV cache"] == 5 * TARGET.kv_bytes(64, 2)
+        assert split["target KV cache"] == 5 * TARGET.kv_bytes(64, 2) // 2
 
 
 @pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.needs_selection])
@@ -161,3 +162,58 @@ def test_where_nothing_fits_dtype_or_model_is_to_blame() -> None:
     wide = refusal(planned(4, 1000, element_bytes=4), 20 * GIB)
     assert wide.endswith(": use a 16-bit dtype (bfloat16)")
     require(planned(4, 1000), 20 * GIB)
+
+
+LARGE = find_pair("qwen72b:0.5b")
+
+
+def over(world: int, **changes: object) -> MemoryPlan:
+    return replace(
+        plan(LARGE.target.shape, LARGE.draft.shape, batch=8, capacity=16500, depth=4), world=world, **changes
+    )
+
+
+def test_each_of_two_ranks_holds_half_a_target_and_a_whole_draft() -> None:
+    target = LARGE.target.shape
+    whole, rank = over(1).parts, over(2).parts
+    table = target.vocab * target.hidden  # the embedding is whole on each rank, the head is not
+    norms = (2 * target.layers + 1) * target.hidden
+    assert rank["target weights"] == weights_bytes(target, 2) // 2 + table + norms
+    assert 2 * rank["target KV cache"] == whole["target KV cache"]
+    assert 2 * rank["logits"] == whole["logits"]
+    assert rank["collectives"] == COLLECTIVES_BYTES and "collectives" not in whole
+    assert 2 * rank["draft KV cache"] == whole["draft KV cache"]  # of half the rows
+    for name in ("draft weights", "rotary tables", "overhead"):
+        assert rank[name] == whole[name]
+    assert over(2).total < 139 * GIB < over(1).total
+
+
+def test_a_split_draft_and_a_borrowed_head() -> None:
+    """Layers of the target are split with it; a draft that borrows the head has the parts of it put together."""
+    target = LARGE.target.shape
+    first = target.model_copy(update={"layers": 8})
+    own, half = (over(world, draft=first, draft_stores="nothing").parts for world in (1, 2))
+    assert half["draft weights"] == 0 and 2 * half["draft KV cache"] == own["draft KV cache"]
+    head = target.vocab * target.hidden * 2
+    one, two = (over(world, draft_stores="layers").parts["draft weights"] for world in (1, 2))
+    assert two == one + head
+    tied = target.model_copy(update={"tied": True})
+    assert over(2, target=tied, draft_stores="layers").parts["draft weights"] == one
+
+
+def test_logits_that_are_drawn_from_are_whole_on_each_rank() -> None:
+    own, drawn = over(2).parts["logits"], over(2, sampled=True).parts["logits"]
+    assert drawn > own + over(1).parts["logits"]
+
+
+def test_a_refusal_over_ranks_says_so_and_how_many_would_do() -> None:
+    available = 60 * GIB
+    text = refusal(over(2), available)
+    assert text.startswith("8 rows of 16500 positions need ") and "GiB on each of 2 ranks (target weights" in text
+    assert text.endswith(": start 4 ranks")
+    require(over(4), available)
+    refusal(over(2, batch=1, capacity=1), available)
+    wider = refusal(over(2), 90 * GIB)
+    assert re.search(r"lower the batch to \d+ or lower the context to \d+ positions .* or start 4 ranks$", wider)
+    with pytest.raises(UsageError, match="3 ranks cannot share"):
+        refusal(over(3), available)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.errors import UsageError
+from dustin_runtime.links import LINKS, Link, step_sums_ms
 from dustin_runtime.method_names import METHODS, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
@@ -89,6 +91,81 @@ def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) ->
 def test_a_share_of_nothing_is_not_scored() -> None:
     assert costs("dustin", SELECTION.model_copy(update={"m": 0})).scores == costs("dustin-t").scores
     assert costs("dustin", SELECTION.model_copy(update={"m": 6})).scores == costs("dustin-d").scores
+
+
+@pytest.mark.parametrize("method", ["vanilla", "sd", "dustin", "dustin-t", "dustin-d", "streaming"])
+def test_one_rank_of_two(method: str) -> None:
+    """Heads, MLP and head are halves; norms, the looked-up rows and the draft are whole, but it drafts one row of two.
+    History is of the first KV head on the first rank, of the second on the other."""
+    whole, longer = costs(method), of_the_longer_row(method)
+    rank = step_costs(method, TARGET, DRAFT, LENGTHS, depth=DEPTH, selection=SELECTION, world=2)
+    norms, looked_up = 2 * 2 * 8 + 8, 2 * (1 if method == "vanilla" else 4) * 8
+    halved = (TARGET_BODY - norms + HEAD) // 2
+    assert rank.target_linears.bytes == 2 * (halved + norms + looked_up)
+    assert 2 * rank.verify_attention.bytes == whole.verify_attention.bytes
+    assert 2 * rank.verify_attention.flops == whole.verify_attention.flops
+    assert (rank.draft_linears, rank.draft_attention) == (longer.draft_linears, longer.draft_attention)
+    drafted = 0 if method == "vanilla" else 2 * 10 * 2 * DEPTH
+    assert 2 * (rank.logits.bytes - drafted) == whole.logits.bytes - 2 * drafted
+    history = 27 * 4 * 2 if method in ("dustin", "dustin-t") else 0
+    other = other_rows_lookahead() if method in ("dustin", "dustin-d") else 0
+    assert rank.scores.bytes == whole.scores.bytes - history - other
+
+
+def of_the_longer_row(method: str) -> StepCosts:
+    return step_costs(method, TARGET, DRAFT, [max(LENGTHS)], depth=DEPTH, selection=SELECTION)
+
+
+def other_rows_lookahead() -> int:
+    """Bytes, of the row that the other of two ranks drafts."""
+    return costs("dustin-d").scores.bytes - of_the_longer_row("dustin-d").scores.bytes
+
+
+@pytest.mark.parametrize("heads", [(0, 1), (3,)])
+def test_a_step_waits_for_the_rank_that_scores_most(heads: tuple[int, ...]) -> None:
+    one = SELECTION.model_copy(update={"history": LayerHeads(layer=1, heads=heads)})
+    whole, rank = (
+        step_costs("dustin", TARGET, DRAFT, LENGTHS, depth=DEPTH, selection=one, world=world) for world in (1, 2)
+    )
+    assert rank.scores.bytes == whole.scores.bytes - other_rows_lookahead()
+
+
+def test_a_draft_of_the_targets_layers_is_split_too() -> None:
+    draft = TARGET.model_copy(update={"layers": 1})
+    one = SELECTION.model_copy(update={"lookahead": (LayerHeads(layer=0, heads=(0, 1, 3)),)})
+    kinds = {"depth": DEPTH, "selection": one}
+    whole = step_costs("dustin-d", TARGET, draft, LENGTHS, **kinds)
+    rank = step_costs("dustin-d", TARGET, draft, LENGTHS, **kinds, world=2, draft_split=True)
+    assert 2 * rank.draft_attention.bytes == whole.draft_attention.bytes
+    assert whole.draft_linears.bytes / 2 < rank.draft_linears.bytes < 0.6 * whole.draft_linears.bytes
+    assert 2 * rank.scores.bytes == whole.scores.bytes  # a KV head on each
+    assert 2 * rank.logits.bytes == whole.logits.bytes
+
+
+def test_a_target_of_72b_over_two_ranks() -> None:
+    pair = find_pair("qwen72b:0.5b")
+    whole, rank = (
+        step_costs("sd", pair.target.shape, pair.draft.shape, [16384] * 8, depth=4, world=world) for world in (1, 2)
+    )
+    assert rank.target_linears.bytes == pytest.approx(whole.target_linears.bytes / 2, rel=1e-3)
+    assert rank.target_linears.bytes == pytest.approx(71.5e9, rel=0.01)
+    with pytest.raises(UsageError, match="3 ranks cannot share 64 query heads"):
+        step_costs("sd", pair.target.shape, pair.draft.shape, [1], depth=4, world=3)
+
+
+def test_all_reduces_of_a_step() -> None:
+    link = Link("toy", bytes_per_s=1000.0, latency_s=0.25)
+    assert link.all_reduce_ms(500, 1) == 0
+    assert link.all_reduce_ms(500, 2) == pytest.approx(1e3 * (0.5 + 0.25))
+    assert link.all_reduce_ms(500, 4) == pytest.approx(1e3 * (0.75 + 0.25))
+    # Two layers of two sums, each of 2 rows x 4 tokens x 8 channels of 2 bytes.
+    target = 4 * 1e3 * (2 * 4 * 8 * 2 / 1000 + 0.25)
+    assert step_sums_ms(TARGET, None, 2, DEPTH, 2, 2, link) == pytest.approx(target)
+    passes = [2 * 1e3 * (2 * fed * 8 * 2 / 1000 + 0.25) for fed in (2, 1, 1)]
+    assert step_sums_ms(TARGET, DRAFT, 2, DEPTH, 2, 2, link) == pytest.approx(target + sum(passes))
+    assert step_sums_ms(TARGET, DRAFT, 2, DEPTH, 1, 2, link) == 0
+    assert LINKS.keys() == DEVICES.keys()
+    assert LINKS["h200"].bytes_per_s == 450e9
 
 
 def test_milliseconds_are_the_longer_of_memory_and_arithmetic() -> None:

@@ -81,6 +81,8 @@ class BenchRow(Part):
 class Bench(Document):
     kind: Literal["dustin-bench"]
     pair: str
+    ranks: int = 1
+    """Processes that shared the target, each on a device of its own."""
     device: str
     versions: dict[str, str] = Field(default_factory=dict)
     dtype: str = ""
@@ -89,6 +91,11 @@ class Bench(Document):
     roofline: Roofline
     selection: Budgeted | None = None
     rows: list[BenchRow] = Field(min_length=1)
+
+    @property
+    def devices(self) -> str:
+        """What it ran on, and on how many of them."""
+        return self.device if self.ranks == 1 else f"{self.ranks} × {self.device}"
 
 
 class Timed(Part):

@@ -23,6 +23,7 @@ PARTS = {
     "verify_attention": "verify: attention",
     "linears": "verify: linears",
     "rest": "rest",
+    "all_reduce": "all-reduce",
 }
 SLOW_REST = 0.1
 """Share of a vanilla step beyond its parts that is worth a word."""
@@ -39,7 +40,7 @@ def build(evidence: Evidence) -> Content | None:
         data = source.data
         suffix = slug(number, len(found))
         apart = ", synthetic" if synthetic(data) else ""
-        blocks.append(Heading(f"{pair_of(data)} on {data.device}, {data.dtype}{apart}"))
+        blocks.append(Heading(f"{pair_of(data)} on {data.devices}, {data.dtype}{apart}"))
         case = widest(data)
         figures = [speed_figure(data, f"speed{suffix}"), _parts_figure(data, case, f"step{suffix}")]
         figures += _acceptance_figures(data, f"acceptance{suffix}")
@@ -96,7 +97,7 @@ def speed_figure(data: Bench, name: str) -> Figure:
         f"Tokens per second by method, {pair_of(data)}",
         partial(bars, rows=rows, xlabel=f"tokens/s, and over vanilla: {case_name(case)}"),
         synthetic=synthetic(data),
-        title=f"{pair_of(data)}, {data.device}".replace(" with ", "\nwith ", 1),
+        title=f"{pair_of(data)}, {data.devices}".replace(" with ", "\nwith ", 1),
         height=1.1 + 0.42 * len(rows),
     )
 

@@ -116,7 +116,7 @@ def speed(evidence: Evidence) -> list[Card]:
                     times(best.alpha),
                     f"vanilla's at best: {count(best.tokens_per_s)} tokens/s, {case_name((best.batch, best.context))}"
                     f"{reads}. At least: {times(lowest)}.",
-                    f"{pair_of(data)}, {data.device}",
+                    f"{pair_of(data)}, {data.devices}",
                     "SYNTHETIC" if synthetic(data) else f"k = {best.budget}" if best.budget else "",
                 )
             )

@@ -72,7 +72,7 @@ def speed_said(evidence: Evidence, points: Sequence[Point]) -> list[tuple[str, s
                     f" There the draft reads {best.draft_reads} tokens; answers were compared with vanilla's with a"
                     f" draft that reads all, with which it gains up to {times(whole)}."
                 )
-        found.append((f"Speed, {name} on {data.device}{', synthetic' if assumed else ''}:", text))
+        found.append((f"Speed, {name} on {data.devices}{', synthetic' if assumed else ''}:", text))
     return found
 
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dustin_runtime.acceptance import rate_for
-from dustin_runtime.attention.dense import FullAttention
+from dustin_runtime.bench.components import components as _components
 from dustin_runtime.bench.document import roofline_device
-from dustin_runtime.bench.timing import measure_ms
-from dustin_runtime.cache import KVCache
+from dustin_runtime.bench.noise import fill
+from dustin_runtime.bench.together import Together
 from dustin_runtime.config import Selection
 from dustin_runtime.engine import Draw, Engine, capacity_beyond, to_host
-from dustin_runtime.models import ops
+from dustin_runtime.links import LINKS, step_sums_ms
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.policies import POLICIES, Policy, make_policy
-from dustin_runtime.policies.base import Prompted
+from dustin_runtime.parallel.ranks import Ranks
+from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
-from dustin_runtime.signals import StepSignals
 from dustin_runtime.step import State, Stepper
 
 WARM_UP = 3
@@ -40,6 +39,7 @@ class Setup:
         prompts: token ids to prefill, cut to the context; None fills the caches with noise.
         random_weights: whether the models' weights are noise.
         steps: steps that are timed, of the whole batch.
+        ranks: that share the target; each of them measures, and the slowest counts.
     """
 
     target: Decoder
@@ -53,6 +53,7 @@ class Setup:
     random_weights: bool
     steps: int
     repeats: int
+    ranks: Ranks = field(default_factory=lambda: Ranks(0, 1, 0))
 
     @property
     def synthetic(self) -> list[str]:
@@ -83,7 +84,13 @@ def new_tokens(steps: int, depth: int) -> int:
 
 @torch.inference_mode()
 def measure(setup: Setup, case: Case) -> dict[str, Any]:
-    """Run one case and report it."""
+    """Run one case and report it; over ranks on each of them, with the same report.
+
+    Raises:
+        CapacityError: memory does not suffice; on all ranks.
+        ConflictError: ranks decided differently; on all of them.
+        PeerError: another rank has ended.
+    """
     if setup.target.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     kind = POLICIES[case.method]
@@ -101,33 +108,54 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
     )
     engine = Engine(stepper)
     new = new_tokens(setup.steps, stepper.depth)
+    together = Together.of(setup.target)
+    with setup.ranks.alike(loading=True):
+        engine.reserve(case.batch, case.context + new)
+    state, prefill_s = engine.prepare(case.batch, case.context + new), None
     if setup.prompts is None:
-        state, prefill_s = engine.prepare(case.batch, case.context + new), None
         fill(stepper, state, case.context)
     else:
         prompts = [ids[: case.context] for ids in setup.prompts[: case.batch]]
         draws = [Draw(seed=row) for row in range(case.batch)]  # so that a forced acceptance differs from row to row
-        engine.prepare(case.batch, case.context + new)
+        together.begin()
         began = time.perf_counter()
         state = engine.fill(prompts, case.context + new, draws)
         _wait(state)
-        prefill_s = time.perf_counter() - began
-    figures = _timed(engine, state, setup.steps, stepper.depth) | {"prefill_s": prefill_s}
+        (prefill_s,) = together.slowest(time.perf_counter() - began)
+    figures = _timed(engine, state, setup.steps, stepper.depth, together) | {"prefill_s": prefill_s}
+    setup.ranks.agree(
+        {
+            f"how many drafts {case.method} accepted": figures["acceptance_per_position"],
+            f"the last tokens of {case.method}": state.recent.tolist(),
+        }
+    )
     state.lengths.fill_(case.context)
     state.active.fill_(True)
     components = _components(stepper, state, setup.repeats)
     components["rest"] = figures["step_ms"] - sum(components.values())
+    size, split_draft = setup.target.dtype.itemsize, setup.draft.split is not None
     costs = step_costs(
         case.method,
-        setup.target.shape,
-        setup.draft.shape,
+        whole_shape(setup.target),
+        whole_shape(setup.draft),
         [case.context] * case.batch,
         depth=setup.depth,
         selection=setup.selection,
         draft_budget=stepper.draft_budget,
-        element_bytes=setup.target.dtype.itemsize,
+        element_bytes=size,
+        world=setup.ranks.world,
+        draft_split=split_draft,
     )
-    roofline = costs.milliseconds(roofline_device(setup.target.device)[1])
+    name, figures_of_device = roofline_device(setup.target.device)
+    roofline = costs.milliseconds(figures_of_device)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if state.lengths.is_cuda else None
+    over_ranks: dict[str, float] = {}
+    if setup.ranks.world > 1:
+        draft = setup.draft.shape if split_draft else None
+        sums = step_sums_ms(setup.target.shape, draft, case.batch, stepper.depth, setup.ranks.world, size, LINKS[name])
+        over_ranks["roofline_all_reduce_ms"] = sums
+        roofline += sums
+        peak = together.slowest(peak)[0] if peak is not None else None
     return {
         "method": case.method,
         "batch": case.batch,
@@ -137,56 +165,27 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         "draft_reads": (stepper.draft_budget or "all") if kind.drafts else None,
         **figures,
         "roofline_ms": roofline,
+        **over_ranks,
         "over_roofline": figures["step_ms"] / roofline,
         "components_ms": components,
-        "components_gb_per_s": _rates(costs, components),
-        "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30 if state.lengths.is_cuda else None,
+        "components_gb_per_s": _rates(costs, components, by_rows=state.blocks is not None),
+        "peak_memory_gib": peak,
         "synthetic": setup.synthetic,
     }
 
 
-def fill(stepper: Stepper, state: State, context: int) -> None:
-    """Caches of noise, every row `context` tokens long and active."""
-    for cache in (state.target_cache, state.draft_cache):
-        if cache is not None:
-            for layer in range(len(cache.keys)):
-                cache.keys[layer].normal_()
-                cache.values[layer].normal_()
-            if cache.scored is not None:
-                cache.scored.normal_()
-    if state.history_query is not None:
-        state.history_query.normal_()
-    for row in range(state.rows) if state.memory or state.draft_lists else ():
-        drafted = None
-        if stepper.draft and state.draft_cache:
-            cache = state.draft_prefill or state.draft_cache.row(row)
-            drafted = _noise(stepper.draft.shape, stepper.policy, cache, context)
-        if state.memory:
-            target = _noise(stepper.target.shape, stepper.policy, state.target_cache.row(row), context)
-            state.memory.admit(row, target, drafted)
-        if state.draft_lists and drafted:
-            state.draft_lists.take(row, drafted)
-    state.sampling.seed.copy_(torch.arange(state.rows))
-    state.recent.random_(0, 1000)
-    state.lengths.fill_(context)
-    state.active.fill_(True)
+def whole_shape(model: Decoder) -> ModelShape:
+    """A model's shape, also where only a part of it is here."""
+    return model.split.share.whole if model.split else model.shape
 
 
-def _noise(shape: ModelShape, policy: Policy, cache: KVCache, context: int) -> Prompted:
-    """A prompt in a cache of noise."""
-    keys = cache.keys
-    size = (1, policy.prompt_queries, shape.query_heads, shape.head_size)
-    queries = {layer: torch.randn(size, device=keys.device, dtype=keys.dtype) for layer in range(shape.layers)}
-    mass = {layer: torch.rand(1, shape.kv_heads, context, device=keys.device) for layer in range(shape.layers)}
-    return Prompted(context, cache, queries, mass)
-
-
-def _timed(engine: Engine, state: State, steps: int, depth: int) -> dict[str, Any]:
+def _timed(engine: Engine, state: State, steps: int, depth: int, together: Together) -> dict[str, Any]:
     """Step as the engine does, a step's result read while the next one runs."""
     for _ in range(WARM_UP):
         engine.step(state)
     _wait(state)
     emitted, accepted = 0, [0] * depth
+    together.begin()
     began = time.perf_counter()
     late: list[tuple[Tensor, torch.cuda.Event | None]] = []
     for turn in range(steps + 1):
@@ -201,7 +200,7 @@ def _timed(engine: Engine, state: State, steps: int, depth: int) -> dict[str, An
                 for position in range(int(count) - 1):
                     accepted[position] += 1
     _wait(state)
-    seconds = time.perf_counter() - began
+    (seconds,) = together.slowest(time.perf_counter() - began)
     return {
         "tokens_per_s": emitted / seconds,
         "tau": emitted / (steps * state.rows),
@@ -210,101 +209,15 @@ def _timed(engine: Engine, state: State, steps: int, depth: int) -> dict[str, An
     }
 
 
-class _Fixed:
-    """Scores that are there already (implements `policies.Signals`)."""
-
-    def __init__(
-        self, state: State, history: Tensor | None, lookahead: Tensor | None, lookahead_rows: list[Tensor]
-    ) -> None:
-        self.lengths = state.lengths
-        self.memory = state.memory
-        self._history = history
-        self._lookahead = lookahead
-        self._lookahead_rows = lookahead_rows
-
-    def history(self) -> Tensor:
-        assert self._history is not None
-        return self._history
-
-    def lookahead(self) -> Tensor:
-        assert self._lookahead is not None
-        return self._lookahead
-
-    def lookahead_rows(self) -> list[Tensor]:
-        return self._lookahead_rows
-
-
-def _components(stepper: Stepper, state: State, repeats: int) -> dict[str, float]:
-    """Milliseconds of each part of a step, run alone on the same state."""
-    device, policy = state.lengths.device, stepper.policy
-    signals = StepSignals(stepper, state)
-    found: dict[str, float] = {}
-
-    def timed(name: str, work: Callable[[], object]) -> None:
-        found[name] = measure_ms(work, device, repeats).ms
-
-    if stepper.draft:
-        stepper.draft_tokens(state, signals)
-        timed("draft", lambda: stepper.draft_tokens(state, StepSignals(stepper, state)))
-    history = signals.history() if policy.uses_history else None
-    by_layer = policy.uses_lookahead and policy.lookahead_by_layer
-    lookahead = signals.lookahead() if policy.uses_lookahead and not by_layer else None
-    lookahead_rows = list(signals.lookahead_rows()) if by_layer else []
-
-    def scores() -> None:
-        if policy.uses_history:
-            signals.history()
-        if by_layer:
-            list(signals.lookahead_rows())
-        elif policy.uses_lookahead:
-            signals.lookahead()
-
-    if policy.uses_history or policy.uses_lookahead:
-        timed("scores", scores)
-    fixed = _Fixed(state, history, lookahead, lookahead_rows)
-    chosen = None if policy.chooses_by_layer else policy.verification(fixed)
-    if chosen and not isinstance(chosen, FullAttention):
-        timed("selection", lambda: policy.verification(fixed))
-    shape, cache, tokens = stepper.target.shape, state.target_cache, stepper.depth + 1
-    q = torch.randn(state.rows, tokens, shape.query_heads, shape.head_size, dtype=stepper.target.dtype, device=device)
-    extent = state.extent + tokens
-
-    def attention() -> None:
-        attend = chosen or policy.verification(fixed)
-        for layer in range(shape.layers):
-            attend(layer, q, cache.keys[layer][:, :extent], cache.values[layer][:, :extent], state.lengths)
-
-    timed("verify_attention", attention)
-    timed("linears", _linears(stepper.target, state.rows * tokens))
-    return found
-
-
-def _linears(model: Decoder, rows: int) -> Callable[[], None]:
-    """Every matrix product of one forward pass, as the decoder does them."""
-    shape, weights = model.shape, model.weights
-    widths = (shape.hidden, shape.query_heads * shape.head_size, shape.ffn)
-    x, heads, inner = (torch.randn(rows, width, dtype=model.dtype, device=model.device) for width in widths)
-
-    def run() -> None:
-        for layer in weights.layers:
-            ops.linear(x, layer.qkv, layer.qkv_bias)
-            ops.linear(heads, layer.output)
-            ops.gated_linear(x, layer.gate_up)
-            ops.linear(inner, layer.down)
-        model.logits(x)
-
-    return run
-
-
-def _rates(costs: StepCosts, components: dict[str, float]) -> dict[str, float]:
-    """GB/s that each component reads its floor of bytes at."""
+def _rates(costs: StepCosts, components: dict[str, float], by_rows: bool) -> dict[str, float]:
+    """GB/s that each component reads its floor of bytes at; not of scores, if a part of them is timed with drafting."""
     read = {
         "draft": costs.draft_linears.bytes + costs.draft_attention.bytes,
-        "scores": costs.scores.bytes,
+        "scores": 0 if by_rows else costs.scores.bytes,
         "verify_attention": costs.verify_attention.bytes,
         "linears": costs.target_linears.bytes,
     }
-    return {name: read[name] / components[name] / 1e6 for name in read if components.get(name)}
+    return {name: read[name] / components[name] / 1e6 for name in read if read[name] and components.get(name)}
 
 
 def _wait(state: State) -> None:

@@ -6,30 +6,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dustin_runtime.bench.components import ALL_REDUCE
 from dustin_runtime.bench.document import environment, roofline_device
 from dustin_runtime.bench.grid import Setup
 from dustin_runtime.files import write_json, write_text
+from dustin_runtime.links import LINKS
 
 COMPONENTS = ("draft", "scores", "selection", "verify_attention", "linears", "rest")
+_TITLES = {ALL_REDUCE: "all-reduce"}
 _HEADER = ("method", "draft reads", "batch", "context", "tokens/s", "tau", "alpha", "step ms", "floor ms", "x floor")
 
 
 def document(setup: Setup, rows: Sequence[dict[str, Any]], pair: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Everything that a reader needs to repeat and to judge the figures."""
-    device = setup.target.device
+    device, world = setup.target.device, setup.ranks.world
     roof, figures = roofline_device(device)
+    link = LINKS[roof]
+    assumed = {"link_bytes_per_s": link.bytes_per_s, "all_reduce_latency_s": link.latency_s}
     return {
         "kind": "dustin-bench",
         "pair": pair,
+        **({"ranks": world} if world > 1 else {}),
         **environment(device),
         "dtype": str(setup.target.dtype).removeprefix("torch."),
-        "command": " ".join(["dustin-run", *(_no_folders(argument) for argument in arguments)]),
+        "command": " ".join([_program(world), *(_no_folders(argument) for argument in arguments)]),
         "synthetic": setup.synthetic,
-        "roofline": {"device": roof, "bytes_per_s": figures.bytes_per_s},
+        "roofline": {"device": roof, "bytes_per_s": figures.bytes_per_s, **(assumed if world > 1 else {})},
         "selection": setup.selection.model_dump(mode="json"),
         "steps": setup.steps,
         "rows": list(rows),
     }
+
+
+def _program(world: int) -> str:
+    return "dustin-run" if world == 1 else f"torchrun --nproc-per-node {world} -m dustin_runtime"
 
 
 def _no_folders(argument: str) -> str:
@@ -44,8 +54,8 @@ def save(found: dict[str, Any], path: Path) -> None:
     write_text(path.with_suffix(".md"), markdown(found))
 
 
-def line(row: dict[str, Any], header: bool = False) -> str:
-    """One case as a line of the terminal's table; what is synthetic stands in every line."""
+def line(row: dict[str, Any], header: bool = False, ranks: int = 1) -> str:
+    """One case as a line of the terminal's table; what is synthetic stands in every line, over how many ranks above."""
     cells = _cells(row)
     widths = [16, 11, 5, 7, 9, 5, 6, 8, 8, 7]
     parts = [f"{ms:.2f} {name}" for name, ms in row["components_ms"].items()]
@@ -53,18 +63,24 @@ def line(row: dict[str, Any], header: bool = False) -> str:
     text = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
     text += f"  ms: {', '.join(parts)}{said}"
     if header:
-        text = " ".join(f"{name:>{width}}" for name, width in zip(_HEADER, widths, strict=True)) + "\n" + text
+        above = " ".join(f"{name:>{width}}" for name, width in zip(_HEADER, widths, strict=True))
+        above += f"  over {ranks} ranks" if ranks > 1 else ""
+        text = f"{above}\n{text}"
     return text
 
 
 def markdown(found: dict[str, Any]) -> str:
     """The document for people."""
-    said, roof = ", ".join(found["synthetic"]), found["roofline"]
-    head = ["data", *_HEADER, *(f"{name.replace('_', ' ')} ms" for name in COMPONENTS), "verify GB/s", "linears GB/s"]
+    said, roof, ranks = ", ".join(found["synthetic"]), found["roofline"], found.get("ranks", 1)
+    shown = COMPONENTS if ranks == 1 else (*COMPONENTS[:-1], ALL_REDUCE, COMPONENTS[-1])
+    head = ["data", *_HEADER, *(f"{_TITLES.get(name, name.replace('_', ' '))} ms" for name in shown)]
+    head += ["verify GB/s", "linears GB/s", *(["all-reduce in floor ms"] if ranks > 1 else [])]
     lines = [
         f"# Decoding speed: {found['pair']}",
         "",
-        f"{found['device']}, {found['dtype']}" + (f". **Synthetic: {said}.**" if said else "."),
+        (f"{ranks} ranks, each " if ranks > 1 else "")
+        + f"{found['device']}, {found['dtype']}"
+        + (f". **Synthetic: {said}.**" if said else "."),
         f"Versions: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}.",
         "",
         f"`{found['command']}`",
@@ -73,8 +89,9 @@ def markdown(found: dict[str, Any]) -> str:
         f"|{'---|' * len(head)}",
     ]
     for row in found["rows"]:
-        parts = [f"{row['components_ms'][name]:.2f}" if name in row["components_ms"] else "" for name in COMPONENTS]
+        parts = [f"{row['components_ms'][name]:.2f}" if name in row["components_ms"] else "" for name in shown]
         rates = [f"{row['components_gb_per_s'].get(name, 0):.0f}" for name in ("verify_attention", "linears")]
+        rates += [f"{row['roofline_all_reduce_ms']:.2f}"] if ranks > 1 else []
         data = "synthetic" if row["synthetic"] else "real"
         lines.append(f"| {' | '.join([data, *_cells(row), *parts, *rates])} |")
     lines += [
@@ -86,6 +103,16 @@ def markdown(found: dict[str, Any]) -> str:
         "the gaps between kernels; negative where a part runs faster among the others, or beside another: in a step",
         "scores are computed while the draft runs.",
     ]
+    if ranks > 1:
+        rate, latency = roof["link_bytes_per_s"] / 1e9, 1e6 * roof["all_reduce_latency_s"]
+        lines += [
+            "",
+            f"Over {ranks} ranks the target is split by heads, MLP and vocabulary; the draft is whole on each, unless",
+            "it is made of the target's layers. All measure at once, and the slowest counts. Floor and GB/s are those",
+            "of one rank. The floor includes two all-reduces per layer, whose time is assumed, not measured: 2 (N - 1)",
+            f"/ N of their bytes at {rate:.3g} GB/s, and {latency:.0f} us each; the last column says how much that is.",
+            "`all-reduce` is what they take, timed alone; `scores` have a sum of their own in them.",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from dustin_runtime.loading import Pair
+    from dustin_runtime.parallel.collectives import Collectives
 
 LONG = 1 << 20
 """Context of models of noise: positions that their shapes were never trained for are fine."""
@@ -34,7 +35,8 @@ class Subject:
     Attributes:
         draft_stores: what of its weights the draft does not share with the target.
         tokenizer: None for noise, which reads no text.
-        load: target and draft.
+        origins: of `target` and `draft`, what makes them the models that they are.
+        load: target and draft, or what of them is a rank's.
     """
 
     name: str
@@ -45,7 +47,8 @@ class Subject:
     depth: int
     shared_vocab: int
     tokenizer: PreTrainedTokenizerFast | None
-    load: Callable[[], tuple[Decoder, Decoder]]
+    origins: Callable[[], Mapping[str, Mapping[str, object]]]
+    load: Callable[[Collectives | None], tuple[Decoder, Decoder]]
 
 
 def noise(pair: str, served: DustinConfig | None, dtype: torch.dtype, device: str) -> Subject:
@@ -69,15 +72,19 @@ def noise(pair: str, served: DustinConfig | None, dtype: torch.dtype, device: st
         depth=served.depth if served else recipe.depth,
         shared_vocab=recipe.target.tokenizer_vocab or min(target.vocab, draft.vocab),
         tokenizer=None,
-        load=lambda: (random_decoder(target, dtype, device, 0), random_decoder(draft, dtype, device, 1)),
+        origins=lambda: {"target": {"shape": target}, "draft": {"shape": draft}},
+        load=lambda ranks: (
+            random_decoder(target, dtype, device, 0, ranks),
+            random_decoder(draft, dtype, device, 1),
+        ),
     )
 
 
 def real(pair: Pair, name: str, served: DustinConfig | None, depth: int, dtype: torch.dtype, device: str) -> Subject:
     """A pair with its own weights."""
 
-    def load() -> tuple[Decoder, Decoder]:
-        target = pair.load_target(dtype, device)
+    def load(ranks: Collectives | None) -> tuple[Decoder, Decoder]:
+        target = pair.load_target(dtype, device, ranks)
         return target, pair.load_draft(target)
 
     return Subject(
@@ -89,6 +96,7 @@ def real(pair: Pair, name: str, served: DustinConfig | None, depth: int, dtype: 
         depth=depth,
         shared_vocab=pair.shared_vocab,
         tokenizer=pair.tokenizer,
+        origins=pair.provenance,
         load=load,
     )
 

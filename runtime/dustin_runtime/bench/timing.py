@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dustin_runtime.bench.together import ALONE, Together
+
 LEAST_REPEATS = 3
 GRAPH = "CUDA graph replays, timed by events"
 CLOCK = "CPU wall clock"
@@ -34,16 +36,34 @@ def how(device: torch.device) -> str:
 
 
 def measure_ms(
-    work: Callable[[], object], device: torch.device, repeats: int, *, units: int = 1, limit_s: float = 2.0
+    work: Callable[[], object],
+    device: torch.device,
+    repeats: int,
+    *,
+    units: int = 1,
+    limit_s: float = 2.0,
+    together: Together = ALONE,
 ) -> Timing:
-    """Time `work`, which does `units` equal units, with what the device has: see `graph_ms` and `clock_ms`."""
+    """Time `work`, which does `units` equal units, with what the device has: see `graph_ms` and `clock_ms`.
+
+    Args:
+        together: the ranks that time it at once: it may talk to them, all repeat it as often, and each figure is that
+            of the rank where it is largest.
+    """
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return graph_ms(work, repeats, units=units, limit_s=limit_s)
-    return clock_ms(work, repeats, units=units, limit_s=limit_s)
+            return graph_ms(work, repeats, units=units, limit_s=limit_s, together=together)
+    return clock_ms(work, repeats, units=units, limit_s=limit_s, together=together)
 
 
-def graph_ms(work: Callable[[], object], repeats: int, *, units: int = 1, limit_s: float = 2.0) -> Timing:
+def graph_ms(
+    work: Callable[[], object],
+    repeats: int,
+    *,
+    units: int = 1,
+    limit_s: float = 2.0,
+    together: Together = ALONE,
+) -> Timing:
     """Capture `work` in a CUDA graph and time its replays, so that launching costs the host nothing.
 
     Args:
@@ -52,6 +72,7 @@ def graph_ms(work: Callable[[], object], repeats: int, *, units: int = 1, limit_
         repeats: replays to time; fewer, but at least `LEAST_REPEATS`, where they would exceed `limit_s` seconds.
         units: how many equal units `work` does. Times are those of one: a launch of a few microseconds is timed well
             only in numbers.
+        together: as of `measure_ms`.
     """
     side = torch.cuda.Stream()  # what is to be captured must not have run on the default stream alone
     side.wait_stream(torch.cuda.current_stream())
@@ -65,8 +86,9 @@ def graph_ms(work: Callable[[], object], repeats: int, *, units: int = 1, limit_
         work()
     graph.replay()  # the first replay uploads the graph
     first = _replay_ms(graph)
-    count = _affordable(first, repeats, limit_s)
+    count = _affordable(together.slowest(first)[0], repeats, limit_s)
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+    together.begin()
     for begin, end in events:
         begin.record()
         graph.replay()
@@ -74,10 +96,17 @@ def graph_ms(work: Callable[[], object], repeats: int, *, units: int = 1, limit_
     torch.cuda.synchronize()
     times = [begin.elapsed_time(end) for begin, end in events]
     graph.reset()
-    return _timing(times, units)
+    return _timing(times, units, together)
 
 
-def clock_ms(work: Callable[[], object], repeats: int, *, units: int = 1, limit_s: float = 2.0) -> Timing:
+def clock_ms(
+    work: Callable[[], object],
+    repeats: int,
+    *,
+    units: int = 1,
+    limit_s: float = 2.0,
+    together: Together = ALONE,
+) -> Timing:
     """Time work that runs on this thread by the wall clock, after one run that warms up."""
 
     def once() -> float:
@@ -85,8 +114,9 @@ def clock_ms(work: Callable[[], object], repeats: int, *, units: int = 1, limit_
         work()
         return 1e3 * (time.perf_counter() - began)
 
-    count = _affordable(once(), repeats, limit_s)
-    return _timing([once() for _ in range(count)], units)
+    count = _affordable(together.slowest(once())[0], repeats, limit_s)
+    together.begin()
+    return _timing([once() for _ in range(count)], units, together)
 
 
 def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
@@ -102,5 +132,6 @@ def _affordable(first_ms: float, repeats: int, limit_s: float) -> int:
     return max(LEAST_REPEATS, min(repeats, within))
 
 
-def _timing(times: list[float], units: int) -> Timing:
-    return Timing(statistics.median(times) / units, min(times) / units, max(times) / units, len(times))
+def _timing(times: list[float], units: int, together: Together) -> Timing:
+    ms, least, most = together.slowest(statistics.median(times), min(times), max(times))
+    return Timing(ms / units, least / units, most / units, len(times))

@@ -10,8 +10,7 @@ from dustin_runtime import __version__
 from dustin_runtime.cli.bench import app as bench_app
 from dustin_runtime.cli.bench_grid import grid
 from dustin_runtime.cli.generate import generate
-from dustin_runtime.cli.support import EXIT_CODES, run_app
-from dustin_runtime.errors import UsageError
+from dustin_runtime.cli.support import EXIT_CODES, OVER_RANKS, one_process, run_app
 from dustin_runtime.parallel.environment import world_size
 
 app = typer.Typer(
@@ -37,8 +36,8 @@ def _main(
     ] = False,
 ) -> None:
     """Shared options."""
-    if context.invoked_subcommand != "generate" and world_size() > 1:
-        raise UsageError(f"{context.invoked_subcommand}: runs in one process; only generate serves under torchrun")
+    if context.invoked_subcommand not in OVER_RANKS and world_size() > 1:
+        raise one_process(str(context.invoked_subcommand))
 
 
 app.command("generate")(generate)

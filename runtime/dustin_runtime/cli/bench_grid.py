@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dustin_runtime.errors import UsageError
+from dustin_runtime.cli.support import go_offline, one_process
+from dustin_runtime.errors import InterruptedRunError, UsageError
 from dustin_runtime.method_names import METHODS
+from dustin_runtime.parallel.environment import world_size
 from dustin_runtime.recipe_files import complete_pair
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from dustin_runtime.bench.grid import Case
     from dustin_runtime.bench.subject import Subject
     from dustin_runtime.config import DustinConfig, Selection
+    from dustin_runtime.models.decoder import Decoder
+    from dustin_runtime.parallel.ranks import Ranks
 
 
 def grid(
@@ -62,76 +67,129 @@ def grid(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     offline: Annotated[bool, typer.Option("--offline", help="Use only local files.")] = False,
+    rank_timeout: Annotated[
+        int, typer.Option(min=1, help="Under torchrun, seconds that a process waits for another within a step.")
+    ] = 60,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the document here, and as Markdown beside it.")
     ] = None,
 ) -> None:
     """Time decoding: tokens/s, tau, time and bandwidth of each part of a step, and the floor of the hardware.
 
-    `bench attention` times attention alone.
+    `bench attention` times attention alone. Under torchrun the target is split over the processes.
     """
+    given = dict(locals())
     if context.invoked_subcommand:
+        if world_size() > 1:
+            raise one_process(f"bench {context.invoked_subcommand}")
         return
     if offline:
-        from dustin_runtime.cli.support import go_offline
-
         go_offline()
     from dustin_runtime.acceptance import rate_for
     from dustin_runtime.bench.grid import Setup, measure
     from dustin_runtime.bench.grid_report import document, line, save
     from dustin_runtime.bench.subject import parts_of_text
+    from dustin_runtime.cli.facts import facts
     from dustin_runtime.config import changed, load_config
     from dustin_runtime.files import require_writable
     from dustin_runtime.loading import pick_device, pick_dtype
+    from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.policies import POLICIES
 
-    methods = list(dict.fromkeys(method or ["vanilla", "sd", "magicdec", "dustin"]))
-    if unknown := [name for name in methods if name not in POLICIES]:
-        raise UsageError(f"--method {unknown[0]}: unknown (known: {', '.join(POLICIES)})")
-    served = load_config(config) if config else None
-    draft_caches = list(dict.fromkeys(draft_cache or [served.draft_cache if served else "full"]))
-    if wrong := [kind for kind in draft_caches if kind not in ("full", "sink+window")]:
-        raise UsageError(f"--draft-cache {wrong[0]}: give full or sink+window")
-    if synthetic_context == bool(file):
-        raise UsageError("what fills the context? give either --file with text to prefill or --synthetic-context")
-    if random_weights and file:
-        raise UsageError("--random-weights cannot read --file; give --synthetic-context")
-    if json_file:
-        if json_file.suffix == ".md":
-            raise UsageError(f"--json {json_file}: the Markdown would replace it; give another ending")
-        require_writable(json_file, "--json")
-    batches, contexts = list(dict.fromkeys(batch or [16])), list(dict.fromkeys(context_tokens or [8192]))
-    kind = pick_device(device)
-    element = pick_dtype(dtype, kind)
-    subject = _subject(pair, target, draft, served, random_weights, offline, kind, element)
-    selection, gamma = changed(subject.selection, budget, m), depth or subject.depth
-    if force_acceptance is not None:
-        rate_for(force_acceptance, gamma)
-    cases = list(_cases(methods, batches, contexts, draft_caches))
-    draft_budget = draft_budget or (served and served.draft_budget) or 512
-    _check(subject, selection, gamma, steps, cases, draft_budget, kind, element.itemsize)
-    prompts = None if synthetic_context else parts_of_text(subject.tokenizer, file or [], max(batches), max(contexts))
-    decoders = subject.load()
-    setup = Setup(
-        *decoders,
-        selection,
-        gamma,
-        subject.shared_vocab,
-        draft_budget,
-        force_acceptance,
-        prompts,
-        random_weights,
-        steps,
-        repeats,
-    )
-    rows: list[dict[str, Any]] = []
-    for case in cases:
-        rows.append(measure(setup, case))
-        base = next((r for r in rows if r["method"] == "vanilla" and _same(r, rows[-1])), None)
-        rows[-1]["alpha"] = rows[-1]["tokens_per_s"] / base["tokens_per_s"] if base else None
-        print(line(rows[-1], header=len(rows) == 1), flush=True)
-        if json_file:
-            save(document(setup, rows, subject.name, sys.argv[1:]), json_file)
+    with joined(rank_timeout) as ranks:
+        with ranks.alike():
+            methods = list(dict.fromkeys(method or ["vanilla", "sd", "magicdec", "dustin"]))
+            if unknown := [name for name in methods if name not in POLICIES]:
+                raise UsageError(f"--method {unknown[0]}: unknown (known: {', '.join(POLICIES)})")
+            served = load_config(config) if config else None
+            draft_caches = list(dict.fromkeys(draft_cache or [served.draft_cache if served else "full"]))
+            if wrong := [kind for kind in draft_caches if kind not in ("full", "sink+window")]:
+                raise UsageError(f"--draft-cache {wrong[0]}: give full or sink+window")
+            if synthetic_context == bool(file):
+                raise UsageError(
+                    "what fills the context? give either --file with text to prefill or --synthetic-context"
+                )
+            if random_weights and file:
+                raise UsageError("--random-weights cannot read --file; give --synthetic-context")
+            if json_file:
+                if json_file.suffix == ".md":
+                    raise UsageError(f"--json {json_file}: the Markdown would replace it; give another ending")
+                if ranks.rank == 0:
+                    require_writable(json_file, "--json")
+            batches, contexts = list(dict.fromkeys(batch or [16])), list(dict.fromkeys(context_tokens or [8192]))
+            kind = pick_device(ranks.device(device))
+            element = pick_dtype(dtype, kind)
+            subject = _subject(pair, target, draft, served, random_weights, offline, kind, element)
+            selection, gamma = changed(subject.selection, budget, m), depth or subject.depth
+            if force_acceptance is not None:
+                rate_for(force_acceptance, gamma)
+            cases = list(_cases(methods, batches, contexts, draft_caches))
+            draft_budget = draft_budget or (served and served.draft_budget) or 512
+            _check(subject, selection, gamma, steps, cases, draft_budget, kind, element.itemsize, ranks.world)
+            prompts = None
+            if not synthetic_context:
+                prompts = parts_of_text(subject.tokenizer, file or [], max(batches), max(contexts))
+        if not ranks.alone:
+            ranks.agree(facts(_options(given), prompts, served, subject.origins(), kind))
+        with ranks.alike(loading=True):
+            decoders = subject.load(ranks.collectives(kind))
+        if random_weights and not ranks.alone:
+            _agree_on_noise(ranks, decoders)
+        setup = Setup(
+            *decoders,
+            selection,
+            gamma,
+            subject.shared_vocab,
+            draft_budget,
+            force_acceptance,
+            prompts,
+            random_weights,
+            steps,
+            repeats,
+            ranks,
+        )
+        rows: list[dict[str, Any]] = []
+        with _interrupted_once(ranks):
+            for case in cases:
+                rows.append(measure(setup, case))
+                base = next((r for r in rows if r["method"] == "vanilla" and _same(r, rows[-1])), None)
+                rows[-1]["alpha"] = rows[-1]["tokens_per_s"] / base["tokens_per_s"] if base else None
+                with ranks.alike():
+                    if ranks.rank == 0:
+                        print(line(rows[-1], len(rows) == 1, ranks.world), flush=True)
+                    if json_file and ranks.rank == 0:
+                        save(document(setup, rows, subject.name, sys.argv[1:]), json_file)
+
+
+def _options(given: dict[str, object]) -> dict[str, object]:
+    """What was asked for, by the names of the command line."""
+    named = {"context_tokens": "context", "json_file": "json"}
+    return {named.get(name, name): value for name, value in given.items() if name != "context"}
+
+
+def _agree_on_noise(ranks: Ranks, decoders: tuple[Decoder, Decoder]) -> None:
+    """Refuse to measure if what is whole on every rank was not drawn alike.
+
+    Raises:
+        ConflictError: it was not.
+    """
+    from dustin_runtime.bench.noise import fingerprint
+
+    sides = zip(("target", "draft"), decoders, strict=True)
+    ranks.agree({f"the {side}'s random weights": fingerprint(model) for side, model in sides})
+
+
+@contextmanager
+def _interrupted_once(ranks: Ranks) -> Iterator[None]:
+    """Ctrl-C comes to all ranks: one says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if ranks.rank == 0:
+            raise
+        interrupted = InterruptedRunError("interrupted")
+        interrupted.quiet = True
+        raise interrupted from None
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -182,23 +240,28 @@ def _check(
     draft_budget: int,
     device: str,
     element_bytes: int,
+    world: int,
 ) -> None:
-    """Refuse before anything is loaded what does not fit in memory or context."""
-    import torch
-
+    """Refuse before anything is loaded what cannot be shared by so many ranks, or does not fit in memory or context."""
     from dustin_runtime.bench.grid import new_tokens
     from dustin_runtime.budget import check_reach
-    from dustin_runtime.memory_plan import plan, require
+    from dustin_runtime.memory_plan import free_bytes, plan, require
     from dustin_runtime.models.shape import check_context
-    from dustin_runtime.policies import make_policy
+    from dustin_runtime.parallel.shards import Share
+    from dustin_runtime.policies import make_policy, require_over_ranks
 
+    if world > 1:
+        for name in dict.fromkeys(case.method for case in cases):
+            require_over_ranks(make_policy(name, selection), world)
+        Share.of(subject.target, 0, world)
+    free = free_bytes(device)
     windowed = any(case.windowed for case in cases)
     check_reach(selection, draft_budget if windowed else None, subject.target, subject.draft)
     for case in cases:
         capacity = case.context + new_tokens(steps, depth)
         for shape in (subject.target, subject.draft):
             check_context(shape, capacity, f"--context {case.context} with {steps} steps")
-        if device != "cpu":
+        if free is not None:
             policy = make_policy(case.method, selection)
             scores = policy.uses_history or policy.uses_lookahead
             need = plan(
@@ -212,5 +275,6 @@ def _check(
                 draft_stores=subject.draft_stores,
                 draft_budget=policy.draft_keeps(draft_budget) if case.windowed else None,
                 policies=[policy],
+                world=world,
             )
-            require(need, torch.cuda.mem_get_info(device)[0])
+            require(need, free)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,6 +103,7 @@ def generate(
 
         go_offline()
     from dustin_runtime.budget import check_reach
+    from dustin_runtime.cli.facts import facts
     from dustin_runtime.config import load_config
     from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
     from dustin_runtime.loading import pick_device, pick_dtype
@@ -127,7 +127,7 @@ def generate(
                 require_over_ranks(policy, ranks.world)
             kind = pick_device(ranks.device(device))
             opened, gamma = open_models(served, pair, target, draft, rope, offline)
-            held = ranks.share(opened.target_shape)
+            ranks.share(opened.target_shape)
             ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
             drafted = any(policy.drafts for policy in policies)
             for policy in policies:
@@ -148,7 +148,7 @@ def generate(
                 ]
                 narrow = max(windows, default=longest)
                 _require_memory(
-                    replace(opened, target_shape=held),
+                    opened,
                     policies,
                     min(batch or len(ids), len(ids)),
                     longest,
@@ -157,10 +157,10 @@ def generate(
                     element,
                     kind,
                     temperature,
-                    1 if opened.draft_stores == "nothing" else ranks.world,
+                    ranks.world,
                 )
         if not ranks.alone:
-            ranks.agree(_facts(given, ids, served, opened, kind))
+            ranks.agree(facts(given, ids, served, opened.provenance(), kind))
         with ranks.alike(loading=True):
             model = opened.load_target(element, kind, ranks.collectives(kind))
             drafter = opened.load_draft(model) if drafted else None
@@ -202,25 +202,6 @@ def generate(
             raise interrupted
 
 
-def _facts(
-    given: dict[str, Any], ids: list[list[int]], served: DustinConfig | None, opened: Pair, device: str
-) -> dict[str, object]:
-    """What has to be the same on all ranks, for their numbers to be; by the name of an error."""
-    import torch
-
-    facts: dict[str, object] = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
-    config = served.model_dump(mode="json", exclude={"evidence", "provenance"}) if served else {}
-    for name, part in config.items():
-        entries = {f"{name}.{key}": value for key, value in part.items()} if isinstance(part, dict) else {name: part}
-        facts |= {f"the config's {key}": value for key, value in entries.items()}
-    facts["prompts"] = ids
-    for side, origin in opened.provenance().items():
-        facts |= {f"the {side}'s {key}": value for key, value in origin.items()}
-    facts["torch"] = torch.__version__
-    facts["device"] = torch.cuda.get_device_name(device) if device != "cpu" else device
-    return facts
-
-
 def _check_draws(temperature: float, top_p: float, stop: list[str]) -> None:
     if not 0 <= temperature <= 1e9:  # which NaN fails too
         raise UsageError(f"--temperature {temperature}: give 0, which is greedy, or more, up to 1e9")
@@ -242,7 +223,7 @@ def _require_memory(
     dtype: torch.dtype,
     device: str,
     temperature: float,
-    draft_ranks: int,
+    world: int,
 ) -> None:
     """Refuse a run that does not fit on the GPU, before its weights are read."""
     import torch
@@ -265,7 +246,7 @@ def _require_memory(
         draft_stores=opened.draft_stores,
         draft_budget=draft_budget,
         policies=policies,
-        draft_ranks=draft_ranks,
+        world=world,
     )
     require(need, torch.cuda.mem_get_info(device)[0])
 

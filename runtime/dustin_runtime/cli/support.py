@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dustin_runtime.errors import DustinError, InterruptedRunError, understood
+from dustin_runtime.errors import DustinError, InterruptedRunError, UsageError, understood
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a bug; 2 usage; 3 regression found by check; 4 run directory or baseline made from other inputs;
 5 memory, disk or context does not suffice; 6 model or data missing or damaged; 7 invalid config, or of another pair;
 8 nothing could be measured; 9 another process of a distributed run ended; 130 interrupted."""
 INTERRUPTED = InterruptedRunError.exit_code
+OVER_RANKS = ("generate", "bench")
+"""Commands that torchrun may start as several processes of one run."""
 
 
 def run_app(app: Callable[[], object], *, interrupted: str = "interrupted") -> None:
@@ -78,6 +80,11 @@ def _fail(message: str, code: int) -> None:
         traceback.print_exc()
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def one_process(command: str) -> UsageError:
+    """That a command was started by torchrun which does not share its work."""
+    return UsageError(f"{command}: runs in one process; only {' and '.join(OVER_RANKS)} serve under torchrun")
 
 
 def go_offline() -> None:

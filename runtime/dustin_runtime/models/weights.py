@@ -5,6 +5,7 @@ Peak host memory is one tensor (GGUF) or the mapped pages of one shard (safetens
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -104,17 +105,47 @@ def build(
     return Decoder(shape, weights, split)
 
 
-def random_decoder(shape: ModelShape, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Decoder:
-    """A decoder with small random weights, for timing and for tests; its text means nothing."""
-    weights, slots = _allocate(shape, dtype, device)
+def random_decoder(
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int = 0,
+    ranks: Collectives | None = None,
+) -> Decoder:
+    """A decoder with small random weights, for timing and for tests; its text means nothing.
+
+    Args:
+        ranks: that share the model. Each allocates and draws its own part alone, so the numbers are not those of one
+            process; what several of them hold is the same on each.
+
+    Raises:
+        CapacityError: the device's memory does not suffice.
+        UsageError: the ranks cannot share the model evenly.
+    """
+    split = None
+    if ranks:
+        from dustin_runtime.parallel.tensor import TensorParallel
+
+        split = TensorParallel.of(shape, ranks)
+    held = split.share.shape if split else shape
+    weights, slots = _allocate(held, dtype, device, share=split.share if split else None)
     generator = torch.Generator(device=device).manual_seed(seed)
     for key in sorted(slots):
         slot = slots[key]
         if "norm" in key:
             slot.fill_(1.0)
-        else:
-            slot.normal_(std=shape.hidden**-0.5, generator=generator)
-    return Decoder(shape, weights)
+            continue
+        if split:
+            generator.manual_seed(_seed_of_part(seed, key, split.share))
+        slot.normal_(std=shape.hidden**-0.5, generator=generator)
+    return Decoder(held, weights, split)
+
+
+def _seed_of_part(seed: int, key: str, share: Share) -> int:
+    """Of what a rank holds of a tensor: equal parts draw equal numbers, wherever they are held."""
+    cut = share.cut(key)
+    text = f"{seed} {key} {cut.part if cut else 'whole'}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def safetensors_in(folder: Path, share: Share | None = None) -> Iterator[tuple[str, Tensor]]:

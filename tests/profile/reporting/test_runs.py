@@ -347,6 +347,16 @@ def test_a_bench_is_of_the_pair_whose_quality_is_shown_however_it_is_named(name:
     assert (f"Speed, smollm2 with {DRAFT} on NVIDIA H200" in page.text) == same
 
 
+def test_a_bench_over_ranks_says_how_many_devices_it_had(tmp_path: Path) -> None:
+    bench = read_json(RESULTS / "bench-qwen7b-1xh200.json") | {"ranks": 2}
+    for row in bench["rows"]:
+        row["components_ms"]["all_reduce"] = 1.5
+    (tmp_path / "bench.json").write_text(json.dumps(bench))
+    _, page, _ = report(tmp_path / "bench.json", "-o", tmp_path / "page.html")
+    assert " on 2 × NVIDIA H200, bfloat16" in page.text
+    assert "Speed, qwen7b:0.5b on 2 × NVIDIA H200" in page.text
+
+
 def test_acceptance_of_real_runs_is_shown_by_position(tmp_path: Path) -> None:
     path = RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json"
     shown = {figure.name: figure for _, content in compose(gather([path])).sections for figure in content.figures}

@@ -137,7 +137,7 @@ def test_what_cannot_be_split_is_refused_before_weights_are_read(
         (generate(TinyPair(odd, tiny_pair.draft)), "2 ranks cannot share 3 query heads, 3 KV heads"),
         (generate(tiny_pair, "--config", config, "--method", "h2o"), "method h2o needs all heads in one process"),
         (generate(tiny_pair, "--device", "cuda:0"), "--device cuda:0: each of 2 ranks needs its own"),
-        (["bench", *generate(tiny_pair)[1:]], "bench: runs in one process; only generate serves under torchrun"),
+        (["bench", "attention"], "bench attention: runs in one process; only generate and bench serve under torchrun"),
     ):
         first, second = together(two_ranks, arguments)
         assert first.code == second.code == USAGE, first

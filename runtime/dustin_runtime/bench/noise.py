@@ -1,0 +1,95 @@
+"""Caches of noise. Over ranks, what several of them hold is the same on each: they could not decide alike otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.cache import KVCache
+from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies import Policy
+from dustin_runtime.policies.base import Prompted
+from dustin_runtime.step import State, Stepper
+
+
+def fill(stepper: Stepper, state: State, context: int) -> None:
+    """Caches of noise, every row `context` tokens long and active."""
+    device = state.lengths.device
+    for side, model, cache in (
+        ("target", stepper.target, state.target_cache),
+        ("draft", stepper.draft, state.draft_cache),
+    ):
+        if model is not None and cache is not None:
+            blocks = state.blocks if side == "draft" else None
+            _fill_cache(cache, model, side, blocks.here.start if blocks else 0)
+    if state.history_query is not None:  # of the rank's own heads
+        share = stepper.target.split and stepper.target.split.share
+        state.history_query.normal_(generator=_random(device, "history", share.rank if share else 0))
+    for row in range(state.rows) if state.memory or state.draft_lists else ():
+        drafted = None
+        if stepper.draft and state.draft_cache:
+            cache = state.draft_prefill or state.draft_cache.row(row)
+            drafted = _prompted(stepper.draft.shape, stepper.policy, cache, context)
+        if state.memory:
+            target = _prompted(stepper.target.shape, stepper.policy, state.target_cache.row(row), context)
+            state.memory.admit(row, target, drafted)
+        if state.draft_lists and drafted:
+            state.draft_lists.take(row, drafted)
+    state.sampling.seed.copy_(torch.arange(state.rows))
+    state.recent.random_(0, 1000, generator=_random(device, "recent", 0))
+    state.lengths.fill_(context)
+    state.active.fill_(True)
+
+
+def _fill_cache(cache: KVCache, model: Decoder, side: str, first: int) -> None:
+    """Head by head and row by row, so that these have the same noise on every rank that holds them, and in one process.
+
+    Args:
+        first: number of the cache's first row.
+    """
+    heads = model.split.share.kv_heads if model.split else range(model.shape.kv_heads)
+    for kind, layers in (("keys", cache.keys), ("values", cache.values), ("scored", cache.scored)):
+        for index, layer in enumerate(layers if layers is not None else ()):
+            for number, row in enumerate(layer, start=first):  # [slots, kv_heads, head_size]
+                for place, head in enumerate(heads):
+                    row[:, place].normal_(generator=_random(layer.device, f"{side} {kind} {index} {number}", head))
+
+
+def _random(device: torch.device, what: str, number: int) -> torch.Generator:
+    """Numbers of their own for each part of a state."""
+    seed = hashlib.blake2b(f"{what} {number}".encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(seed) >> 1)
+
+
+def _prompted(shape: ModelShape, policy: Policy, cache: KVCache, context: int) -> Prompted:
+    """A prompt in a cache of noise; methods that ask for it are not split over ranks."""
+    keys = cache.keys
+    size = (1, policy.prompt_queries, shape.query_heads, shape.head_size)
+    queries = {layer: torch.randn(size, device=keys.device, dtype=keys.dtype) for layer in range(shape.layers)}
+    mass = {layer: torch.rand(1, shape.kv_heads, context, device=keys.device) for layer in range(shape.layers)}
+    return Prompted(context, cache, queries, mass)
+
+
+def fingerprint(model: Decoder) -> int:
+    """A number of all weights that are whole on every rank, to compare them by; exact, without a copy."""
+    return hash(tuple(int(x.view(_INTEGERS[x.itemsize]).sum(dtype=torch.int64)) for x in _whole(model)))
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _whole(model: Decoder) -> Iterator[Tensor]:
+    weights = model.weights
+    yield weights.embedding
+    yield weights.norm
+    if model.split is None:
+        yield weights.head
+    for layer in weights.layers:
+        yield layer.attention_norm
+        yield layer.mlp_norm
+        if model.split is None:
+            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
