@@ -14,7 +14,7 @@ from dustin_profile.reporting.sections import SECTIONS
 from dustin_profile.reporting.sections.headline import headline_figures
 from dustin_profile.reporting.sources import Evidence
 from dustin_profile.reporting.titles import pairs
-from dustin_profile.reporting.wording import listed
+from dustin_profile.reporting.wording import listed, plural
 from dustin_runtime.errors import UsageError
 from dustin_runtime.files import atomic_path, write_text
 
@@ -38,7 +38,7 @@ class Report:
 
     @property
     def subtitle(self) -> str:
-        return listed(pairs(self.evidence)) or f"{len(self.evidence.sources)} files"
+        return listed(pairs(self.evidence)) or plural(len(self.evidence.sources), "file")
 
 
 def compose(evidence: Evidence, title: str | None = None, sections: Sequence[Section] = SECTIONS) -> Report:
