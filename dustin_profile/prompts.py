@@ -172,7 +172,9 @@ def _cut(haystack: TokenHaystack, length: int, room: int) -> Place:
             "give a longer haystack (--haystack) or shorter lengths"
         )
     if not _last(haystack.sentences, room).tokens:
-        raise CapacityError(f"haystack: no sentence ends in its first {room} tokens; give plain prose (--haystack)")
+        raise CapacityError(
+            f"haystack: no sentence ends in its first {room} tokens; give a longer --length or plain prose (--haystack)"
+        )
     return haystack.cut(room)
 
 

@@ -47,6 +47,11 @@ class HeadPrompts:
         # Deepest first: what precedes a needle is pure haystack, and stays in the cache for all that follow.
         self.samples = sorted(made, key=lambda s: (-s.length, -s.depth, s.needle))
         self.keys = [Key.of(sample) for sample in self.samples]
+        if repeated := len(made) - len({tuple(sample.ids) for sample in made}):
+            say(
+                f"{repeated} of {len(made)} prompts repeat another, since no sentence ends between some lengths or"
+                " depths: they count twice; give these further apart"
+            )
 
 
 def find_heads(

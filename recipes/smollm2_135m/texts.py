@@ -70,6 +70,8 @@ def books(folder: Path) -> Iterator[Text]:
     Raises:
         MissingError: there are none.
     """
+    if not folder.is_dir():
+        raise MissingError(f"{folder}: no such folder")
     paths = sorted(path for path in folder.iterdir() if path.name.endswith((".txt", ".txt.xz")))
     if not paths:
         raise MissingError(f"{folder}: holds no .txt or .txt.xz file")

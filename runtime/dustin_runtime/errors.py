@@ -73,6 +73,10 @@ class PeerError(DustinError):
     exit_code = 9
 
 
+class OtherWeightsWarning(UserWarning):
+    """A config is used with weights that it was not searched with."""
+
+
 def understood(error: Exception) -> DustinError | None:
     """What a user is told of an exception, others' included: memory, disk, or itself if it is ours. None for a bug."""
     if isinstance(error, DustinError):

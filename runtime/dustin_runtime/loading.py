@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dustin_runtime.config import DustinConfig, ModelIdentity, PairIdentity
-from dustin_runtime.errors import CapacityError, ConfigError, MissingError, UsageError
+from dustin_runtime.errors import CapacityError, ConfigError, MissingError, OtherWeightsWarning, UsageError
 from dustin_runtime.memory_plan import DraftStores
 from dustin_runtime.models.shape import ModelShape, RopeScaling
 
@@ -164,6 +165,9 @@ def open_configured(
 ) -> Pair:
     """Find the pair that a config was made for: under the ids it recorded, unless it is said where.
 
+    Warns with `OtherWeightsWarning` where a model has other weights than the one that was searched: these may be the
+    same in another file format, or another model of the same shape, whose heads are others.
+
     Raises:
         MissingError: a model cannot be found.
         ConfigError: what is found is another pair.
@@ -181,7 +185,23 @@ def open_configured(
         raise UsageError(f"--rope {rope}: the config was searched with {searched}; leave the option out")
     pair = pair if rope else pair.with_rope(config.rope)
     config.require((pair.target_id, pair.target_shape), (pair.draft_id, pair.draft_shape), pair.tokenizer_hash)
+    _warn_of_other_weights(config, pair)
     return pair
+
+
+def _warn_of_other_weights(config: DustinConfig, pair: Pair) -> None:
+    found = pair.provenance()
+    for side in ("target", "draft"):
+        recorded = config.provenance.get(side)
+        searched = recorded.get("sha256") if isinstance(recorded, dict) else None
+        if searched and searched != found[side]["sha256"]:
+            warnings.warn(
+                f"{side} {found[side]['id']} has other weights than the config was searched with ({recorded['id']},"
+                f" {searched[:12]}; here {found[side]['sha256'][:12]}): fine if it is the same model in another format;"
+                " another model's heads are others, which dustin-profile search finds",
+                OtherWeightsWarning,
+                stacklevel=3,
+            )
 
 
 def parse_rope(text: str, shape: ModelShape) -> RopeScaling:

@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-from dustin_runtime.errors import DustinError, InterruptedRunError, UsageError, understood
+from dustin_runtime.errors import DustinError, InterruptedRunError, OtherWeightsWarning, UsageError, understood
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a bug; 2 usage; 3 regression found by check; 4 run directory or baseline made from other inputs;
@@ -32,7 +34,7 @@ def run_app(app: Callable[[], object], *, interrupted: str = "interrupted") -> N
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks is no error
     try:
-        with _interrupts_wait_for_torch():
+        with _interrupts_wait_for_torch(), _one_line_warnings():
             app()
     except DustinError as error:
         if error.quiet:
@@ -50,6 +52,22 @@ def run_app(app: Callable[[], object], *, interrupted: str = "interrupted") -> N
         if (told := understood(error)) is None:
             raise
         _fail(str(told), told.exit_code)
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Show our own warnings as we show errors, and once where several processes have the same."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if not issubclass(category, OtherWeightsWarning):
+                shown(message, category, *where, **more)
+            elif os.environ.get("RANK", "0") == "0":
+                print(f"warning: {message}", file=sys.stderr)
+
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager
