@@ -42,6 +42,9 @@ class StepGraph:
 
 
 def capturable(stepper: Stepper) -> bool:
-    """Whether kernels serve the stepper's models: a graph then has all of a step."""
+    """Whether kernels serve the stepper's models: a graph then has all of a step. A pipeline's steps are eager."""
     models = [model for model in (stepper.target, stepper.draft) if model]
-    return all(usable(model.weights.norm, heads_of=model.shape.head_size) for model in models)
+    return all(
+        usable(model.weights.norm, heads_of=model.shape.head_size) and (model.split is None or model.split.in_graphs)
+        for model in models
+    )

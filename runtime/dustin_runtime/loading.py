@@ -80,11 +80,13 @@ class Pair:
         target, draft = self.target_shape.with_rope(rope), self.draft_shape.with_rope(rope)
         return replace(self, target_shape=target, draft_shape=draft, rope=rope)
 
-    def load_target(self, dtype: torch.dtype, device: str, ranks: Collectives | None = None) -> Decoder:
+    def load_target(
+        self, dtype: torch.dtype, device: str, ranks: Collectives | None = None, *, pipeline: bool = False
+    ) -> Decoder:
         """Load the target's weights, or what of them is this rank's."""
         from dustin_runtime.models.weights import load_decoder
 
-        return load_decoder(self.target_source.path, self.target_shape, dtype, device, ranks)
+        return load_decoder(self.target_source.path, self.target_shape, dtype, device, ranks, pipeline=pipeline)
 
     def load_draft(self, target: Decoder) -> Decoder:
         """Load the draft's weights next to the target's, or share the target's.

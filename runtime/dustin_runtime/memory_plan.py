@@ -1,8 +1,8 @@
 """What a run will allocate, known before anything is loaded, and what would fit if that is too much.
 
 The plan is for a batch that runs with our kernels in a 16-bit dtype on one GPU, or on each of several ranks, which hold
-as much as each other. It is an upper estimate: every part counts as if all parts lived at once, which a caching
-allocator and a graph's own pool come close to.
+as much as each other, or no more than the first stage of a pipeline. It is an upper estimate: every part counts as if
+all parts lived at once, which a caching allocator and a graph's own pool come close to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import CapacityError, UsageError
 from dustin_runtime.kernels import row_tile
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.parallel.shards import Share
+from dustin_runtime.parallel.split import Part, part_of
 from dustin_runtime.policies.base import Policy
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.prefill import GPU_CHUNK
@@ -51,6 +51,7 @@ class MemoryPlan:
         draft_budget: tokens of its cache that the draft reads; None for all, which are then kept.
         policies: methods that run one after the other; the one that keeps most counts.
         world: ranks that share the target, and with it a draft that stores nothing; any other draft is whole on each.
+        pipeline: each has whole layers. The first stage counts, which has the most of them, with the last one's logits.
     """
 
     target: ModelShape
@@ -66,6 +67,7 @@ class MemoryPlan:
     draft_budget: int | None
     policies: tuple[Policy, ...] = ()
     world: int = 1
+    pipeline: bool = False
 
     @property
     def parts(self) -> dict[str, int]:
@@ -102,9 +104,9 @@ class MemoryPlan:
         return replace(self, batch=batch or self.batch, capacity=capacity or self.capacity)
 
     @property
-    def _share(self) -> Share | None:
-        """What a rank holds of the target; None for all of it. Raises UsageError as `Share.of`."""
-        return Share.of(self.target, 0, self.world) if self.world > 1 else None
+    def _share(self) -> Part | None:
+        """What a rank holds of the target; None for all of it. Raises UsageError as `part_of`."""
+        return part_of(self.target, 0, self.world, self.pipeline) if self.world > 1 else None
 
     @property
     def _target(self) -> ModelShape:
@@ -115,7 +117,7 @@ class MemoryPlan:
     def _draft(self) -> ModelShape | None:
         if self.draft is None or self._share is None or self.draft_stores != "nothing":
             return self.draft
-        return Share.of(self.draft, 0, self.world).shape
+        return self._share.first_layers(self.draft.layers).shape
 
     @property
     def _queries(self) -> int:
@@ -133,7 +135,8 @@ class MemoryPlan:
         if self.draft_stores == "layers":
             head = 0
             if self._share and not self.target.tied:  # which it borrows, and which the target has in parts
-                head = self._share.vocab_rows * self.world * self.target.hidden
+                rows = self.target.vocab if self.pipeline else self._share.vocab_rows * self.world
+                head = rows * self.target.hidden
             return (body_weights(self.draft) + head) * self.element_bytes
         return self._whole(self.draft)
 
@@ -167,7 +170,7 @@ class MemoryPlan:
     def _logits(self) -> int:
         rows = self.batch * self._queries
         copies = 4 * SAMPLING_COPIES if self.sampled else 0
-        if self._share is None:
+        if self._share is None or self.pipeline:
             return rows * self.target.vocab * (self.element_bytes + copies)
         own = rows * self._share.vocab_rows * self.element_bytes
         # Where they are drawn from, those of all ranks are gathered, then put in order.
@@ -203,6 +206,7 @@ def plan(
     draft_budget: int | None = None,
     policies: Sequence[Policy] = (),
     world: int = 1,
+    pipeline: bool = False,
 ) -> MemoryPlan:
     """What a run needs; arguments as the attributes of `MemoryPlan`.
 
@@ -224,6 +228,7 @@ def plan(
         draft_budget,
         tuple(policies),
         world,
+        pipeline,
     )
 
 
@@ -288,7 +293,8 @@ def _remedy(planned: MemoryPlan, available_bytes: int) -> str:
 
 def _enough_ranks(planned: MemoryPlan, available_bytes: int) -> int | None:
     """The fewest ranks over which the run fits, where there are several already; None if none do."""
-    for world in range(planned.world + 1, planned.target.query_heads + 1) if planned.world > 1 else ():
+    most = planned.target.layers if planned.pipeline else planned.target.query_heads
+    for world in range(planned.world + 1, most + 1) if planned.world > 1 else ():
         try:
             if replace(planned, world=world).total <= available_bytes:
                 return world

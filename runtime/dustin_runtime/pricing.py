@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dustin_runtime.models.shape import ModelShape
 
 if TYPE_CHECKING:
-    from dustin_runtime.parallel.shards import Share
+    from dustin_runtime.parallel.split import Part
 
 ANSWER_TOKENS = 32
 """Tokens generated per needle prompt."""
@@ -78,12 +78,12 @@ def weights_bytes(shape: ModelShape, element_bytes: int) -> int:
     return shape.parameters * element_bytes
 
 
-def held_weights(share: Share) -> int:
-    """Weights that one rank of several holds: its part of the layers, its rows of the head, padding included, and the
-    embedding, which is whole. A tied head is a view of the embedding, which is padded for the last rank."""
-    rows, vocab = share.vocab_rows, share.whole.vocab
-    outer = max(rows * share.world, vocab) if share.whole.tied else vocab + rows
-    return body_weights(share.shape) + outer * share.whole.hidden
+def held_weights(share: Part) -> int:
+    """Weights that one rank of several holds: its part of the layers, its rows of embedding and head, padding included,
+    and the final norm. A tied head is a view of the embedding."""
+    outer = share.embedding_rows + (0 if share.whole.tied else share.vocab_rows)
+    norm = 0 if share.ends else share.whole.hidden
+    return body_weights(share.shape) + outer * share.whole.hidden - norm
 
 
 def trace_bytes(target: ModelShape, draft: ModelShape, *, prefix: int, windows: int) -> int:

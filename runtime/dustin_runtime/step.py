@@ -94,7 +94,7 @@ class StepResult:
             `count` are emitted; `count`, accepted drafts plus the target's own token, 0 for inactive rows; prefix
             tokens that each KV head read, mean over layers and heads; 1 if the row's logits are finite.
         logits: [rows, depth + 1, shared vocabulary]. Of a target that is split over ranks, only a stepper that samples
-            puts them together; otherwise the columns that this rank has.
+            puts them together; otherwise the columns that this rank has, which may be none.
     """
 
     packed: Tensor
@@ -155,7 +155,7 @@ class Stepper:
         self.lookahead_layers: dict[int, ScoredHeads] = {}
         self.beside = torch.cuda.Stream(target.device) if selection and target.device.type == "cuda" else None
         """Where scores are computed while the draft runs."""
-        require_over_ranks(policy, target.split.share.world if target.split else 1)
+        require_over_ranks(policy, target.split.ranks.world if target.split else 1)
         self.draft_ranks = target.split.ranks if target.split and self.draft and not self.draft.split else None
         """Those that share drafting by rows: where the target is split and the draft is whole on each rank."""
         if selection and policy.uses_history:

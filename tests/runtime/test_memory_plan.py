@@ -22,8 +22,9 @@ from dustin_runtime.memory_plan import (
     require,
 )
 from dustin_runtime.pairs import find_pair
+from dustin_runtime.parallel.stages import Stage
 from dustin_runtime.policies import POLICIES, make_policy
-from dustin_runtime.pricing import weights_bytes
+from dustin_runtime.pricing import held_weights, weights_bytes
 
 PAIR = find_pair("qwen7b:0.5b")
 TARGET, DRAFT = PAIR.target.shape, PAIR.draft.shape
@@ -199,6 +200,32 @@ def test_a_split_draft_and_a_borrowed_head() -> None:
     assert two == one + head
     tied = target.model_copy(update={"tied": True})
     assert over(2, target=tied, draft_stores="layers").parts["draft weights"] == one
+
+
+def test_a_stage_of_a_pipeline() -> None:
+    """No rank needs more than the first stage's weights and cache and the last one's logits."""
+    target = LARGE.target.shape
+    whole, staged = over(1).parts, over(3, pipeline=True).parts
+    stages = [Stage.of(target, rank, 3) for rank in range(3)]
+    assert [len(stage.layers) for stage in stages] == [27, 27, 26]
+    assert staged["target weights"] == 2 * max(map(held_weights, stages)) == 2 * held_weights(stages[0])
+    assert staged["target KV cache"] * target.layers == whole["target KV cache"] * 27
+    assert (
+        staged["logits"] == whole["logits"] and over(3, pipeline=True, sampled=True).parts["logits"] > whole["logits"]
+    )
+    assert staged["draft KV cache"] * 8 == whole["draft KV cache"] * 3  # 3 of 8 rows
+    assert staged["collectives"] == COLLECTIVES_BYTES
+    own = over(3, pipeline=True, draft=target.model_copy(update={"layers": 30}), draft_stores="nothing").parts
+    assert own["draft KV cache"] == own["target KV cache"] and own["draft weights"] == 0
+    one, three = (over(world, pipeline=world > 1, draft_stores="layers").parts["draft weights"] for world in (1, 3))
+    assert three == one + target.vocab * target.hidden * 2
+
+
+def test_a_refusal_of_a_pipeline_says_how_many_stages_would_do() -> None:
+    text = refusal(over(2, pipeline=True), 60 * GIB)
+    more = int(text.removesuffix(" ranks").rsplit(" ", 1)[1])
+    require(over(more, pipeline=True), 60 * GIB)
+    refusal(over(more - 1, pipeline=True), 60 * GIB)
 
 
 def test_logits_that_are_drawn_from_are_whole_on_each_rank() -> None:

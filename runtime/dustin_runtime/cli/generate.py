@@ -90,6 +90,14 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this mass.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Prompt i draws with seed + i.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End a row at this text; repeat for several.")] = None,
+    pipeline: Annotated[
+        bool,
+        typer.Option(
+            "--pipeline",
+            help="Under torchrun, each process takes whole layers of the target, as many as there are processes: "
+            "slower than a part of each layer, but for any heads. No CUDA graph.",
+        ),
+    ] = False,
     rank_timeout: Annotated[
         int, typer.Option(min=1, help="Under torchrun, seconds that a process waits for another within a step.")
     ] = 60,
@@ -114,6 +122,11 @@ def generate(
 
     with joined(rank_timeout) as ranks:
         with ranks.alike():
+            if pipeline and ranks.alone:
+                raise UsageError(
+                    "--pipeline: this is one process; start as many as there are to be stages with "
+                    "torchrun --nproc-per-node N -m dustin_runtime generate"
+                )
             _check_draws(temperature, top_p, stop or [])
             texts = gather_prompts(prompt or [], file or [], jsonl, field)
             served = load_config(config) if config else None
@@ -127,7 +140,7 @@ def generate(
                 require_over_ranks(policy, ranks.world)
             kind = pick_device(ranks.device(device))
             opened, gamma = open_models(served, pair, target, draft, rope, offline)
-            ranks.share(opened.target_shape)
+            ranks.share(opened.target_shape, pipeline)
             ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
             drafted = any(policy.drafts for policy in policies)
             for policy in policies:
@@ -158,11 +171,13 @@ def generate(
                     kind,
                     temperature,
                     ranks.world,
+                    pipeline,
                 )
         if not ranks.alone:
             ranks.agree(facts(given, ids, served, opened.provenance(), kind))
         with ranks.alike(loading=True):
-            model = opened.load_target(element, kind, ranks.collectives(kind))
+            model = opened.load_target(element, kind, ranks.collectives(kind), pipeline=pipeline)
+        with ranks.alike(loading=True):  # a draft may borrow what others hold, who have to have loaded it
             drafter = opened.load_draft(model) if drafted else None
         ends: frozenset[int] = frozenset() if ignore_eos else opened.stop_ids()
         draws = [Draw(temperature, top_p, seed + index) for index in range(len(ids))]
@@ -224,6 +239,7 @@ def _require_memory(
     device: str,
     temperature: float,
     world: int,
+    pipeline: bool,
 ) -> None:
     """Refuse a run that does not fit on the GPU, before its weights are read."""
     import torch
@@ -247,6 +263,7 @@ def _require_memory(
         draft_budget=draft_budget,
         policies=policies,
         world=world,
+        pipeline=pipeline,
     )
     require(need, torch.cuda.mem_get_info(device)[0])
 

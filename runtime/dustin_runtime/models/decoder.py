@@ -19,7 +19,7 @@ from dustin_runtime.models.rope import Rope
 from dustin_runtime.models.shape import ModelShape
 
 if TYPE_CHECKING:
-    from dustin_runtime.parallel.tensor import TensorParallel
+    from dustin_runtime.parallel.split import Split
 
 
 class Attention(Protocol):
@@ -57,7 +57,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """All weights of a decoder. `head` is `embedding` itself when the model ties them."""
+    """All weights of a decoder. `head` is `embedding` itself when the model ties them.
+
+    What a stage of a pipeline does not have is empty.
+    """
 
     embedding: Tensor  # [vocab, hidden]; of a tied model that is split over ranks, rows of padding follow
     layers: tuple[LayerWeights, ...]
@@ -71,10 +74,11 @@ class Decoder:
     Args:
         shape: of what is computed here.
         split: of which whole that is a part, and the ranks that have the others; None if this is all. They have to make
-            the same calls: a block ends in a sum over ranks, so hidden states are the same bits on each of them.
+            the same calls, and final hidden states are the same bits on each of them. Layers are numbered from the
+            first that is here.
     """
 
-    def __init__(self, shape: ModelShape, weights: Weights, split: TensorParallel | None = None) -> None:
+    def __init__(self, shape: ModelShape, weights: Weights, split: Split | None = None) -> None:
         self.shape = shape
         self.weights = weights
         self.split = split
@@ -90,8 +94,11 @@ class Decoder:
 
     def first_layers(self, count: int) -> Decoder:
         """The model cut after `count` layers, with its own norm and head: a draft that costs no memory."""
-        weights = Weights(self.weights.embedding, self.weights.layers[:count], self.weights.norm, self.weights.head)
-        return Decoder(self.shape.model_copy(update={"layers": count}), weights, self.split)
+        split = self.split and self.split.first_layers(count)
+        shape = split.share.shape if split else self.shape.model_copy(update={"layers": count})
+        layers = self.weights.layers[: shape.layers]
+        weights = Weights(self.weights.embedding, layers, self.weights.norm, self.weights.head)
+        return Decoder(shape, weights, split)
 
     def cache(self, batch: int, capacity: int) -> KVCache:
         """A cache for this model, with RoPE tables that reach as far."""
@@ -128,9 +135,10 @@ class Decoder:
         if extent is None:
             extent = int(start.max()) + tokens
         eps, rope = shape.norm_eps, self.rope
-        x = ops.embed(ids, self.weights.embedding)
-        layers = self.weights.layers
-        normed: ops.Normed = ops.add_rms_norm(x, None, layers[0].attention_norm, eps)[1]
+        table, split = self.weights.embedding, self.split
+        x = ops.embed(ids, table) if split is None else split.enter(ids, table)
+        layers, last = self.weights.layers, None
+        normed: ops.Normed = ops.add_rms_norm(x, None, layers[0].attention_norm, eps)[1] if layers else x
         for index, layer in enumerate(layers):
             keys, values = cache.keys[index], cache.values[index]
             to = Append(rope.cos, rope.sin, start, keys, values, cache.ring, cache.scored_keys(index))
@@ -142,13 +150,23 @@ class Decoder:
             inner = ops.gated_linear(normed, layer.gate_up)
             if index + 1 < len(layers):
                 x, normed = self._end_block(x, inner, layer.down, layers[index + 1].attention_norm)
-        return ops.add_rms_norm(x, self.summed(ops.linear(inner, layers[-1].down)), self.weights.norm, eps)[1]
+            else:
+                last = self._product(inner, layer.down)
+        return self._final(x, last) if split is None else split.leave(x, last, self._final)
 
     def _end_block(self, residual: Tensor, x: Tensor, weight: Tensor, gain: Tensor) -> tuple[Tensor, ops.Normed]:
         eps = self.shape.norm_eps
-        if self.split is None:
+        if self.split is None or not self.split.partial_blocks:
             return ops.add_linear_norm(residual, x, weight, gain, eps)
-        return ops.add_rms_norm(residual, self.split.sum(ops.linear(x, weight)), gain, eps)
+        return ops.add_rms_norm(residual, self._product(x, weight), gain, eps)
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """What a block adds to the residual."""
+        own = ops.linear(x, weight)
+        return self.split.sum(own) if self.split and self.split.partial_blocks else own
+
+    def _final(self, x: Tensor, last: Tensor | None) -> Tensor:
+        return ops.add_rms_norm(x, last, self.weights.norm, self.shape.norm_eps)[1]
 
     def summed(self, partial: Tensor) -> Tensor:
         """What the ranks' parts of a result are together."""
@@ -159,7 +177,9 @@ class Decoder:
         return self.whole_logits(self.own_logits(hidden))
 
     def own_logits(self, hidden: Tensor) -> Tensor:
-        """The same of the vocabulary that is held here: all, or [..., vocab_rows] of a rank's share."""
+        """The same of the vocabulary that is held here: all, or [..., vocab_rows] of a rank's share, which may be 0."""
+        if not len(self.weights.head):
+            return hidden.new_empty(*hidden.shape[:-1], 0)
         # A slice of a longer block would become one product per sequence, each reading the whole head.
         return ops.linear(hidden.contiguous(), self.weights.head)
 

@@ -18,7 +18,8 @@ from dustin_runtime.models.gguf_header import GgufHeader, TensorInfo, read_heade
 from dustin_runtime.models.shape import ModelShape, shape_from_hf
 
 if TYPE_CHECKING:
-    from dustin_runtime.parallel.shards import Cut, Share
+    from dustin_runtime.parallel.shards import Cut
+    from dustin_runtime.parallel.split import Part
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _LAYER_MODULES = {
@@ -68,13 +69,15 @@ class GgufFile:
         return self.header.metadata
 
     def tensors(
-        self, dtype: torch.dtype = torch.float32, share: Share | None = None
+        self, dtype: torch.dtype = torch.float32, share: Part | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor in turn; memory holds one of them and a chunk of a few dozen MB."""
+        """Every tensor of which something is wanted in turn; memory holds one of them and a chunk of a few dozen MB."""
         for name in self.names:
+            if share and not share.holds(name):
+                continue
             yield name, self.tensor(name, dtype, share)
 
-    def tensor(self, name: str, dtype: torch.dtype = torch.float32, share: Share | None = None) -> torch.Tensor:
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32, share: Part | None = None) -> torch.Tensor:
         """One tensor by its Hugging Face name, in the layout of `transformers`: `[out, in]` or `[out]`, on the CPU.
 
         Args:

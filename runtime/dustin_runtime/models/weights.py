@@ -22,28 +22,35 @@ from dustin_runtime.models.shape import ModelShape
 if TYPE_CHECKING:
     from dustin_runtime.parallel.collectives import Collectives
     from dustin_runtime.parallel.shards import Share
-    from dustin_runtime.parallel.tensor import TensorParallel
+    from dustin_runtime.parallel.split import Part, Split
 
 
 def load_decoder(
-    path: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device | str, ranks: Collectives | None = None
+    path: Path,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    ranks: Collectives | None = None,
+    *,
+    pipeline: bool = False,
 ) -> Decoder:
     """Load a model from a folder of safetensors shards or a GGUF file.
 
     Args:
         shape: what it is run as: its own shape, or that with another RoPE scaling.
         ranks: that share the model; of what others hold nothing is read.
+        pipeline: each of them has whole layers, rather than a part of each.
 
     Raises:
         MissingError: a tensor is absent, unexpected, of the wrong shape, or a file is damaged.
         CapacityError: the device's memory does not suffice.
-        UsageError: the ranks cannot share the model evenly.
+        UsageError: the ranks cannot share the model.
     """
     split, share = None, None
     if ranks:
-        from dustin_runtime.parallel.tensor import TensorParallel
+        from dustin_runtime.parallel.split import split_over
 
-        split = TensorParallel.of(shape, ranks)
+        split = split_over(shape, ranks, pipeline)
         share = split.share
     if path.suffix == ".gguf":
         from dustin_runtime.models.gguf import read_gguf
@@ -57,8 +64,8 @@ def load_decoder(
 def load_headless(path: Path, shape: ModelShape, target: Decoder) -> Decoder:
     """Load a draft that stores layers and final norm only (`models.headless`) next to its target.
 
-    Embedding and head are the target's own tensors, so dtype and device are the target's. A head that is split over
-    ranks is put together again, since every rank runs the whole draft.
+    Embedding and head are the target's own tensors, so dtype and device are the target's. What ranks have of them is
+    put together, since every rank runs the whole draft.
 
     Raises: as `load_decoder`, and ConfigError for a tensor that is stored in a type that cannot be read.
     """
@@ -67,9 +74,8 @@ def load_headless(path: Path, shape: ModelShape, target: Decoder) -> Decoder:
     stored = dequantised(safetensors_in(path), path.name)
     outer = target.weights
     if target.split:
-        embedding = outer.embedding[: shape.vocab]
-        tied = target.shape.tied
-        outer = replace(outer, embedding=embedding, head=embedding if tied else target.split.whole_head(outer.head))
+        embedding, head = target.split.outer(outer)
+        outer = replace(outer, embedding=embedding, head=head)
     return build(shape, stored, target.dtype, target.device, path.name, outer=outer)
 
 
@@ -80,7 +86,7 @@ def build(
     device: torch.device | str,
     name: str = "model",
     outer: Weights | None = None,
-    split: TensorParallel | None = None,
+    split: Split | None = None,
 ) -> Decoder:
     """Fill a decoder from (Hugging Face name, tensor) pairs in any order.
 
@@ -148,7 +154,7 @@ def _seed_of_part(seed: int, key: str, share: Share) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-def safetensors_in(folder: Path, share: Share | None = None) -> Iterator[tuple[str, Tensor]]:
+def safetensors_in(folder: Path, share: Part | None = None) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a folder's safetensors shards, memory-mapped, one at a time.
 
     Args:
@@ -163,6 +169,8 @@ def safetensors_in(folder: Path, share: Share | None = None) -> Iterator[tuple[s
         try:
             with safe_open(shard, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - not a dict
+                    if share and not share.holds(key):
+                        continue
                     if share is None or share.cut(key) is None:
                         yield key, opened.get_tensor(key)
                     else:
@@ -177,7 +185,7 @@ def _allocate(
     dtype: torch.dtype,
     device: torch.device | str,
     outer: Weights | None = None,
-    share: Share | None = None,
+    share: Part | None = None,
 ) -> tuple[Weights, dict[str, Tensor]]:
     """Reserve all weights; return them with a view per Hugging Face tensor name, so that loading is copying.
 
@@ -200,7 +208,8 @@ def _allocate(
     def padded_rows(name: str, rows: int, padded: int) -> Tensor:
         whole = tensor(padded, shape.hidden)
         whole[rows:].zero_()
-        slots[name] = whole[:rows]
+        if padded:
+            slots[name] = whole[:rows]
         return whole
 
     query, kv = shape.query_heads * shape.head_size, shape.kv_heads * shape.head_size
@@ -224,17 +233,15 @@ def _allocate(
         if outer:
             embedding, head = outer.embedding, outer.head
         else:
-            ids = share.vocab if share else range(shape.vocab)
-            rows = share.vocab_rows if share else shape.vocab
-            # A tied head is a view of the embedding, so that this is padded for the last rank.
-            padded = max(rows * share.world, shape.vocab) if share and shape.tied else shape.vocab
+            padded = share.embedding_rows if share else shape.vocab
             embedding = padded_rows("model.embed_tokens.weight", shape.vocab, padded)
             if shape.tied:
-                head = embedding[rows * share.rank :][:rows] if share else embedding
+                head = embedding[share.tied_head] if share else embedding
             else:
+                ids, rows = (share.vocab, share.vocab_rows) if share else (range(shape.vocab), shape.vocab)
                 head = padded_rows("lm_head.weight", len(ids), rows)
-        layers = tuple(layer(index) for index in range(shape.layers))
-        norm = single("model.norm.weight", shape.hidden)
+        layers = tuple(layer(index) for index in (share.layers if share else range(shape.layers)))
+        norm = single("model.norm.weight", shape.hidden) if share is None or share.ends else tensor(0)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         need = shape.parameters * dtype.itemsize / 2**30
         raise CapacityError(f"no memory on {device} for {need:.1f} GiB of weights: use a smaller dtype") from error

@@ -2,4 +2,6 @@
 
 `ranks` starts and checks the processes; `shards` says what of each weight one of them holds, by shape alone;
 `collectives` is how they talk in a step; `tensor` puts the last two together for a decoder; `rows` splits the drafting.
+Where layers are not split but dealt out, `stages` and `pipeline` stand for `shards` and `tensor`; `split` is what both
+answer.
 """

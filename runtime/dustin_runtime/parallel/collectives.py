@@ -49,6 +49,24 @@ class Collectives:
             dist.all_gather(list(found.unbind()), x.contiguous(), group=self.group)
         return found
 
+    def broadcast(self, x: Tensor, source: int) -> Tensor:
+        """What a rank has, on all of them: in place, but for a tensor that is not contiguous. Raises as `sum`."""
+        x = x.contiguous()
+        with peers():
+            dist.broadcast(x, source, group=self.group)
+        return x
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Hand a tensor over to a rank, which has to `receive` it. Raises as `sum`."""
+        with peers():
+            dist.send(x.contiguous(), to, group=self.group)
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """Fill a contiguous tensor with what a rank sends. Raises as `sum`."""
+        with peers():
+            dist.recv(x, source, group=self.group)
+        return x
+
     def alike(self) -> AbstractContextManager[None]:
         """Between steps, do what one rank does for all: as `Ranks.alike`."""
         return alike(self.rank, self.waiting)

@@ -20,7 +20,7 @@ from dustin_runtime.errors import (
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel import environment
 from dustin_runtime.parallel.collectives import Collectives, alike, everywhere, peers, shared
-from dustin_runtime.parallel.shards import Share
+from dustin_runtime.parallel.split import part_of
 
 TIMEOUT = 60
 """Seconds that a rank waits for another within a step."""
@@ -100,9 +100,9 @@ class Ranks:
 
         return f"cuda:{self.local}" if asked == "cuda" or torch.cuda.is_available() else "cpu"
 
-    def share(self, whole: ModelShape) -> ModelShape:
-        """What this rank has of a model. Raises UsageError as `Share.of`."""
-        return Share.of(whole, self.rank, self.world).shape
+    def share(self, whole: ModelShape, pipeline: bool = False) -> ModelShape:
+        """What this rank has of a model. Raises UsageError as `part_of`."""
+        return part_of(whole, self.rank, self.world, pipeline).shape
 
     def collectives(self, device: str) -> Collectives | None:
         """How the ranks talk in a step: by NCCL on GPUs, by gloo elsewhere; None for one process."""

@@ -11,7 +11,7 @@ No supported family has a bias behind output or down; one would have to be added
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank holds of a model; made by `of`, which refuses what cannot be shared.
+    """What one rank holds of a model (implements `split.Part`); made by `of`, which refuses what cannot be shared.
 
     Attributes:
         whole: the model's shape.
@@ -57,6 +57,15 @@ class Share:
                 f"{whole.ffn} evenly; start one process, or as many as can: {possible}"
             )
         return cls(whole, rank, world)
+
+    def first_layers(self, count: int) -> Share:
+        """What it holds of the model cut after `count` layers."""
+        return replace(self, whole=self.whole.model_copy(update={"layers": count}))
+
+    @property
+    def layers(self) -> range:
+        """All of them, a part of each."""
+        return range(self.whole.layers)
 
     @property
     def query_heads(self) -> range:
@@ -86,10 +95,29 @@ class Share:
         return range(min(begin, end), min(begin + rows, end))
 
     @property
+    def embedding_rows(self) -> int:
+        """Rows of the embedding, which is whole; if the head is a view of it, padded for that of the last rank."""
+        return max(self.vocab_rows * self.world, self.whole.vocab) if self.whole.tied else self.whole.vocab
+
+    @property
+    def tied_head(self) -> slice:
+        """Where the head's rows lie in it."""
+        return slice(self.rank * self.vocab_rows, (self.rank + 1) * self.vocab_rows)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the final norm is here: on every rank."""
+        return True
+
+    @property
     def shape(self) -> ModelShape:
         """What a decoder, its cache and its scratch have here; `vocab` is that of the embedding, which is whole."""
         here = {"query_heads": len(self.query_heads), "kv_heads": len(self.kv_heads), "ffn": len(self.ffn)}
         return self.whole.model_copy(update=here)
+
+    def holds(self, name: str) -> bool:
+        """Of every tensor a part, or all."""
+        return True
 
     def cut(self, name: str) -> Cut | None:
         """What of a tensor is held here, by its Hugging Face name; None for all of it."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dustin_runtime.models import ops
+from dustin_runtime.models.decoder import Weights
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.collectives import Collectives
 from dustin_runtime.parallel.shards import Share
@@ -15,15 +18,29 @@ from dustin_runtime.parallel.shards import Share
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """What a decoder that is split over ranks asks."""
+    """What a decoder asks that has a part of each layer (implements `split.Split`)."""
 
     share: Share
     ranks: Collectives
+    partial_blocks: ClassVar[bool] = True
+    in_graphs: ClassVar[bool] = True
 
     @classmethod
     def of(cls, shape: ModelShape, ranks: Collectives) -> TensorParallel:
         """The part of a whole model that falls to this rank. Raises UsageError as `Share.of`."""
         return cls(Share.of(shape, ranks.rank, ranks.world), ranks)
+
+    def first_layers(self, count: int) -> TensorParallel:
+        """The same of the model cut after `count` layers."""
+        return replace(self, share=self.share.first_layers(count))
+
+    def enter(self, ids: Tensor, embedding: Tensor) -> Tensor:
+        """The embedded tokens: the table is whole on every rank."""
+        return ops.embed(ids, embedding)
+
+    def leave(self, x: Tensor, last: Tensor | None, final: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
+        """The final hidden states; blocks have been summed."""
+        return final(x, last)
 
     def sum(self, x: Tensor) -> Tensor:
         """Partial results of all ranks added up, the same bits everywhere."""
@@ -34,9 +51,12 @@ class TensorParallel:
         parts = self.ranks.gather(own)
         return parts.movedim(0, -2).flatten(-2)[..., : self.share.whole.vocab].contiguous()
 
-    def whole_head(self, own: Tensor) -> Tensor:
-        """The head [vocab, hidden] from every rank's rows of it."""
-        return self.ranks.gather(own).flatten(0, 1)[: self.share.whole.vocab]
+    def outer(self, weights: Weights) -> tuple[Tensor, Tensor]:
+        """The embedding without padding, and the head from every rank's rows of it: [vocab, hidden]."""
+        embedding = weights.embedding[: self.share.whole.vocab]
+        if self.share.whole.tied:
+            return embedding, embedding
+        return embedding, self.ranks.gather(weights.head).flatten(0, 1)[: self.share.whole.vocab]
 
     def argmax_finite(self, own: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
         """`ops.argmax_finite` of logits whose columns lie on several ranks.

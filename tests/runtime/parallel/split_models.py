@@ -116,6 +116,8 @@ class Case(NamedTuple):
     """Of the first prompt; others are hotter."""
     prompts: Sequence[Sequence[int]] = PROMPTS
     rows: int | None = None
+    pipeline: bool = False
+    """Ranks have whole layers."""
 
 
 class Run(NamedTuple):
@@ -138,7 +140,8 @@ class Run(NamedTuple):
 
 
 def models(case: Case, ranks: Ranks) -> tuple[Decoder, Decoder]:
-    target = load_decoder(case.folder, case.shape, case.dtype, "cpu", ranks.collectives("cpu"))
+    over = ranks.collectives("cpu")
+    target = load_decoder(case.folder, case.shape, case.dtype, "cpu", over, pipeline=case.pipeline and over is not None)
     if case.headless:
         return target, load_headless(case.headless, case.shape.model_copy(update={"layers": 2}), target)
     if case.whole_layers is not None:

@@ -130,9 +130,7 @@ def command_in(folders: Path, arguments: list[str]) -> Outcome:
 def test_what_cannot_be_split_is_refused_before_weights_are_read(
     tiny_pair: TinyPair, config: Path, two_ranks: RankPool, tmp_path: Path
 ) -> None:
-    odd = Path(shutil.copytree(tiny_pair.target, tmp_path / "odd"))
-    described = json.loads((odd / "config.json").read_text())
-    (odd / "config.json").write_text(json.dumps(described | {"num_attention_heads": 3, "num_key_value_heads": 3}))
+    odd = altered(tiny_pair.target, tmp_path / "odd", num_attention_heads=3, num_key_value_heads=3)
     for arguments, message in (
         (generate(TinyPair(odd, tiny_pair.draft)), "2 ranks cannot share 3 query heads, 3 KV heads"),
         (generate(tiny_pair, "--config", config, "--method", "h2o"), "method h2o needs all heads in one process"),
@@ -142,6 +140,50 @@ def test_what_cannot_be_split_is_refused_before_weights_are_read(
         first, second = together(two_ranks, arguments)
         assert first.code == second.code == USAGE, first
         assert message in first.error
+
+
+def altered(model: Path, folder: Path, **fields: object) -> Path:
+    """A copy of a model whose config says something else."""
+    shutil.copytree(model, folder)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | fields))
+    return folder
+
+
+@pytest.mark.parametrize("options", [[], ["--temperature", "1.2", "--top-p", "0.9", "--batch", "1"]])
+def test_a_pipeline_writes_the_text_of_one_process(
+    options: list[str], tiny_pair: TinyPair, config: Path, two_ranks: RankPool
+) -> None:
+    for draft in (["--config", config, "--compare", "sd"], ["--draft", "self:3", "--method", "sd"]):
+        arguments = generate(tiny_pair, *draft, "--json", *options)
+        first, second = together(two_ranks, [*arguments, "--pipeline"])
+        assert (first.code, first.err, second) == (OK, "", Outcome(OK, "", ""))
+        assert texts(first.out) == texts(dustin_run(*arguments).out)
+
+
+def test_what_no_pipeline_can_run_is_refused(
+    tiny_pair: TinyPair, config: Path, two_ranks: RankPool, tmp_path: Path
+) -> None:
+    arguments = generate(tiny_pair, "--config", config)
+    alone = dustin_run(*arguments, "--pipeline")
+    assert alone.code == USAGE
+    assert alone.error.startswith(
+        "--pipeline: this is one process; start as many as there are to be stages with torchrun"
+    )
+    first, second = together(two_ranks, [*arguments, "--pipeline"], arguments)
+    assert (first.code, second) == (CONFLICT, Outcome(CONFLICT, "", ""))
+    assert first.error == "ranks differ in --pipeline: True on rank 0, False on rank 1"
+    flat = altered(tiny_pair.target, tmp_path / "flat", num_hidden_layers=1)
+    for given, message in (
+        (
+            generate(TinyPair(flat, tiny_pair.draft)),
+            "2 stages of a pipeline need a layer each, the target has 1; start",
+        ),
+        ([*arguments, "--method", "h2o"], "method h2o needs all heads in one process"),
+    ):
+        first, second = together(two_ranks, [*given, "--pipeline"])
+        assert (first.code, second) == (USAGE, Outcome(USAGE, "", ""))
+        assert first.error.startswith(message)
 
 
 def test_torchrun_starts_it(tiny_pair: TinyPair) -> None:

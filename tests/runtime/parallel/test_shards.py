@@ -81,6 +81,11 @@ def test_chosen_heads_fall_to_their_ranks() -> None:
     assert right == (LayerHeads(layer=2, heads=(2,)), LayerHeads(layer=0, heads=(1,)))
 
 
+def test_the_first_layers_of_a_share_are_a_share_of_the_first_layers() -> None:
+    shape = SHAPES["llama"]
+    assert Share.of(shape, 1, 2).first_layers(2) == Share.of(shape.model_copy(update={"layers": 2}), 1, 2)
+
+
 @contextmanager
 def counted() -> Iterator[dict[str, int]]:
     """Bytes that are read of safetensors, by tensor."""
