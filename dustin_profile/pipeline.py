@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from dustin_runtime.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from dustin_profile.search.stage import Found
+    from dustin_profile.search.stopping import Decision
     from dustin_runtime.models.decoder import Decoder
 
 
@@ -109,8 +111,19 @@ class Pipeline:
                 heads,
                 self.settings.overwrite,
                 self.ranks,
+                self._decision() if data.stop_when_decided else None,
             )
         return store, heads
+
+    def _decision(self) -> Decision:
+        """When documents suffice for the search that these settings ask for, or by default."""
+        from dustin_profile.search.stage import search_options
+        from dustin_profile.search.stopping import Decision
+
+        data, chosen = self.settings.data, self.settings.search
+        chosen = replace(chosen, draft_layers=min(chosen.draft_layers, self.pair.draft_shape.layers))
+        options = search_options(chosen, self.choice.budget)
+        return Decision(options, chosen.held_out, data.decided_within, data.least_documents)
 
     def search(self) -> Found | None:
         """Everything up to the emitted config; None on other ranks than the first, which end before the search."""

@@ -57,13 +57,16 @@ def markdown(results: dict[str, Any]) -> str:
     interval = results["policies"]["hybrid"]["arr"]["method"]
     where = "held-out" if results["split"] == "held_out" else "the same"
     lookahead = ", ".join(f"{entry['layer']} {entry['heads']}" for entry in chosen["lookahead"])
+    traced = ""
+    if (stopping := results.get("stopping")) and stopping["used_documents"] < stopping["asked_documents"]:
+        traced = f" Tracing stopped after {stopping['used_documents']} of {stopping['asked_documents']}."
     lines = [
         f"# ARR: {results['pair']['target']['id']} with {results['pair']['draft']['id']}",
         "",
         f"{len(reported)} {where} documents ({sources} sources) of {traces['data']}, "
         f"{traces['context']} tokens each, "
         f"{sum(entry['windows'] for entry in reported.values())} windows; k = {chosen['budget']}, "
-        f"depth {results['depth']}, {traces['dtype']}. Intervals are over documents ({interval}).",
+        f"depth {results['depth']}, {traces['dtype']}. Intervals are over documents ({interval}).{traced}",
         "",
         *table(HEADER, rows(results)),
         "",

@@ -64,6 +64,15 @@ class DataSettings:
     data: str = option("topics", "JSONL, parquet, text file or folder, hub data set, or topics (offline default).")
     context: int = option(4096, "Tokens of every calibration prompt.")
     documents: int = option(16, "Calibration prompts.")
+    stop_when_decided: bool = option(
+        False, "Stop at fewer documents once no other choice of layers or m could gain much; see --decided-within."
+    )
+    decided_within: float = option(
+        0.005,
+        "With --stop-when-decided: ARR that another choice may at most gain, and half-width of hybrid minus history"
+        " alone; both by paired 95 % intervals.",
+    )
+    least_documents: int = option(12, "With --stop-when-decided: trace at least so many documents.")
     continuation: int = option(128, "Tokens that the target generates after each prompt.")
     windows: int = option(16, "Verification windows per document.")
     width: int | None = option(None, "Target queries per window (the paper's w); default: the depth.")
@@ -156,6 +165,7 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         "--least-prompts": heads.least_prompts,
         "--context": data.context,
         "--documents": data.documents,
+        "--least-documents": data.least_documents,
         "--continuation": data.continuation,
         "--windows": data.windows,
         "--width": width,
@@ -175,6 +185,8 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         raise UsageError(f"--depth-at {outside[0]}: must lie between 0 and 1")
     if not 0 < heads.stable_overlap <= 1:
         raise UsageError(f"--stable-overlap {heads.stable_overlap}: give a share above 0 and at most 1")
+    if not 0 < data.decided_within < 1:
+        raise UsageError(f"--decided-within {data.decided_within}: give an ARR between 0 and 1")
     if not 0 < search.held_out < 1:
         raise UsageError(f"--held-out {search.held_out}: give a share between 0 and 1")
     if fault := budget_fault(choice.budget, 0, search.sink, search.window):

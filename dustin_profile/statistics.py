@@ -88,6 +88,31 @@ def per_document(values: npt.ArrayLike, documents: Sequence[str]) -> npt.NDArray
     return np.asarray(mean + (sums - counts * mean) * len(names) / len(sample))
 
 
+def upper_ends(values: npt.ArrayLike, seed: int, level: float = 0.95) -> npt.NDArray[np.float64]:
+    """Upper ends of the intervals of many means over the same documents, each by the method of `interval`.
+
+    Args:
+        values: [documents, choices], finite, of two documents or more.
+        seed: of the bootstrap, which draws the same documents for all choices.
+
+    Returns:
+        [choices].
+    """
+    from scipy.special import stdtrit
+
+    sample: npt.NDArray[np.float64] = np.asarray(values, dtype=np.float64)
+    count, tail = len(sample), (1 - level) / 2
+    if count < _BOOTSTRAP_DOCUMENTS:
+        reach = float(stdtrit(count - 1, 1 - tail)) * sample.std(0, ddof=1) / np.sqrt(count)
+        return np.asarray(sample.mean(0) + reach)
+    return np.asarray(np.quantile(_drawn(count, seed) @ sample / count, 1 - tail, axis=0))
+
+
+def _drawn(documents: int, seed: int) -> npt.NDArray[np.int64]:
+    """How often each document is drawn, [resamples, documents]."""
+    return np.random.default_rng(seed).multinomial(documents, [1 / documents] * documents, _CURVE_RESAMPLES)
+
+
 def m_interval(per_document_curve: npt.ArrayLike, seed: int, level: float = 0.95) -> tuple[int, int] | None:
     """How far the best m moves when the documents are drawn anew: percentile bootstrap of the arg-max.
 
@@ -101,8 +126,7 @@ def m_interval(per_document_curve: npt.ArrayLike, seed: int, level: float = 0.95
     documents = len(curve)
     if documents < 2:
         return None
-    drawn = np.random.default_rng(seed).multinomial(documents, [1 / documents] * documents, _CURVE_RESAMPLES)
-    best = (drawn @ curve / documents).round(_DECIMALS).argmax(1)
+    best = (_drawn(documents, seed) @ curve / documents).round(_DECIMALS).argmax(1)
     low, high = np.quantile(best, ((1 - level) / 2, (1 + level) / 2), method="nearest")
     return int(low), int(high)
 
@@ -134,6 +158,10 @@ def split(ids: Sequence[str], sources: Sequence[str], held_out: float = 0.3) -> 
     """
     names = sources if len(set(sources)) >= _SPLIT_SOURCES else ids
     ordered = sorted(set(names), key=digest_text)
-    count = min(max(round(held_out * len(ordered)), 1), len(ordered) - 1)
-    held = set(ordered[:count])
+    held = set(ordered[: held_out_names(len(ordered), held_out)])
     return {document for document, name in zip(ids, names, strict=True) if name in held}
+
+
+def held_out_names(names: int, held_out: float) -> int:
+    """How many of so many distinct names `split` holds out."""
+    return min(max(round(held_out * names), 1), names - 1)

@@ -128,7 +128,10 @@ def stage_of(run: Path) -> str:
         if not (run / "srh" / f"heads-{side}.json").exists():
             return f"srh {side}"
     manifest = run / "traces" / "manifest.json"
-    if not manifest.exists() or any(entry["file"] is None for entry in read_json(manifest)["documents"]):
+    if not manifest.exists():
+        return "traces"
+    decided = (run / "traces" / "stopping.json").exists()
+    if not decided and any(entry["file"] is None for entry in read_json(manifest)["documents"]):
         return "traces"
     return "search"
 

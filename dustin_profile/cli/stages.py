@@ -86,6 +86,8 @@ def trace(
         "windows": sum(entry["windows"] for entry in entries),
         "bytes": sum(entry["bytes"] for entry in entries),
     }
+    if stopping := store.stopping:
+        summary["stopping"] = stopping
     if as_json:
         print(json.dumps(summary))
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ def find_target_layer(documents: Documents, budget: Budget) -> TargetPhase:
         recovered = [HistoryList.of(windows, part, budget).recovered_alone() for part in parts]
         return arr(windows, torch.cat(recovered))
 
-    per_document = over_documents(documents, measure)
+    per_document = over_documents(documents, measure, "target")
     return TargetPhase(first_best(per_document.mean(0)), per_document)
 
 
@@ -110,7 +110,7 @@ def find_draft_layers(documents: Documents, target_layer: int, options: SearchOp
         return result
 
     for _ in range(options.draft_layers):
-        per_document = over_documents(documents, measure)
+        per_document = over_documents(documents, measure, ("draft", target_layer, *chosen))
         mean = per_document.mean(0)
         best = first_best(mean)
         rounds.append(per_document)
@@ -123,16 +123,34 @@ def find_draft_layers(documents: Documents, target_layer: int, options: SearchOp
 
 def find_split(documents: Documents, target_layer: int, draft_layers: Sequence[int], budget: Budget) -> CurvePhase:
     """Phase 3: the exact curve on the chosen layers, and its best m."""
-    per_document = over_documents(documents, lambda windows: arr_curve(windows, target_layer, draft_layers, budget).mT)
+
+    def measure(windows: Windows) -> Tensor:
+        return arr_curve(windows, target_layer, draft_layers, budget).mT
+
+    per_document = over_documents(documents, measure, ("split", target_layer, *draft_layers))
     return CurvePhase(first_best(per_document.mean(0)), per_document)
 
 
-def over_documents(documents: Documents, measure: Callable[[Windows], Tensor]) -> Tensor:
+@runtime_checkable
+class Rows(Protocol):
+    """Documents that know what was measured of them before, with the same options."""
+
+    def rows(self, measure: Callable[[Windows], Tensor], choices: Hashable) -> Tensor: ...
+
+
+def over_documents(
+    documents: Documents, measure: Callable[[Windows], Tensor], choices: Hashable | None = None
+) -> Tensor:
     """Mean of `measure(windows)` [..., W] over each document's windows: [documents, ...] fp64, on the CPU.
+
+    Args:
+        choices: what a search measures, by all that it rests on beside its options; for documents that are `Rows`.
 
     Raises:
         NothingMeasuredError: there are no documents, or one has no windows or a value that is not finite.
     """
+    if choices is not None and isinstance(documents, Rows):
+        return documents.rows(measure, choices)
     return torch.stack([measure(windows).double().mean(-1).cpu() for windows in usable(documents)])
 
 

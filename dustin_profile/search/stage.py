@@ -15,7 +15,7 @@ from dustin_profile.search.budget import Budget
 from dustin_profile.search.evaluate import Policy, Recovery, evaluate
 from dustin_profile.search.phases import SearchOptions, SearchResult, search
 from dustin_profile.search.study import StudyResult, write_study
-from dustin_profile.settings import Settings
+from dustin_profile.settings import SearchSettings, Settings
 from dustin_profile.statistics import flat_top, interval, m_interval, split
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.store import TraceStore
@@ -69,8 +69,7 @@ def run_search(
     inputs = {"version": SEARCH_VERSION, "traces": digest(store.inputs)} | asdict(chosen) | {"budget": budget}
     open_stage(folder, inputs, settings.overwrite)
 
-    options = SearchOptions(limits, chosen.draft_layers, chosen.stop_when_flat, chosen.heuristic)
-    found = search(searched, options)
+    found = search(searched, search_options(chosen, budget))
     curve = found.curve.per_document.mean(0).tolist()
     study = write_study(
         folder / "study.log",
@@ -114,9 +113,17 @@ def run_search(
         evidence=_evidence(results),
         provenance=provenance,
     )
+    if stopping := store.stopping:
+        results["stopping"] = stopping
     results["provenance"] = provenance
     _write(run_dir, config, results)
     return Found(config, results)
+
+
+def search_options(settings: SearchSettings, budget: int) -> SearchOptions:
+    """What the phases are given; they refuse what is wrong."""
+    limits = Budget(budget, settings.sink, settings.window)
+    return SearchOptions(limits, settings.draft_layers, settings.stop_when_flat, settings.heuristic)
 
 
 def _results(

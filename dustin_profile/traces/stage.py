@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +22,9 @@ from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
 from dustin_runtime.parallel.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from dustin_profile.search.stopping import Decision
 
 TRACES_VERSION = 1
 """Raised when the same inputs would be traced differently: documents of an older version are not mixed in."""
@@ -91,13 +95,19 @@ def collect_traces(
     heads: dict[str, Heads],
     overwrite: bool = False,
     ranks: Ranks = ALONE,
+    decision: Decision | None = None,
 ) -> TraceStore:
-    """Trace every document that is not traced yet.
+    """Trace every document that is not traced yet, or as many as it takes to decide.
 
     Args:
         models: gives target and draft; called if there is something to trace.
         heads: `history` and `evaluation` of the target, `lookahead` of the draft.
-        ranks: that share the documents; the first keeps the manifest.
+        ranks: that share the documents; the first keeps the manifest and decides.
+        decision: when to end before all are traced. It is made anew from what is traced, so that it falls at the same
+            document in a run that was cut, and whatever else is traced already.
+
+    Returns:
+        All traced documents; with a decision those that it took.
 
     Raises:
         NothingMeasuredError: no document gave a window, or attention is not finite.
@@ -111,31 +121,73 @@ def collect_traces(
     def opened() -> list[dict[str, Any]]:
         return TraceStore.open(folder, inputs, entries, overwrite).documents
 
-    store = TraceStore(folder, ranks.once(opened), shared=not ranks.alone)
-    if pending := store.pending():
-        with ranks.alike(loading=True):
-            collector = _collector(pair, models, settings, depth, prompts, heads)
-        said = set()
+    def reopened() -> TraceStore:
+        return TraceStore(folder, ranks.once(opened), shared=not ranks.alone)
 
-        def trace(index: int) -> None:
-            prompt = prompts.prompts[index]
-            try:
-                store.add(index, collector.trace(prompt.id, prompt.ids, prompt.answer_ids))
-            except ShortContinuationError as error:
-                store.skip(index, str(error))
-                said.add(index)
-                say(str(error))
+    @cache
+    def collector() -> Collector:
+        return _collector(pair, models, settings, depth, prompts, heads)
 
-        deal(ranks, "traces", sorted(pending, key=lambda index: -len(prompts.prompts[index].ids)), trace)
-        store = TraceStore(folder, ranks.once(opened))
-        for index in pending:
-            if index not in said and (reason := store.documents[index]["skipped"]):
-                say(reason)
+    said: set[int] = set()
+
+    def trace(index: int) -> None:
+        prompt = prompts.prompts[index]
+        try:
+            store.add(index, collector().trace(prompt.id, prompt.ids, prompt.answer_ids))
+        except ShortContinuationError as error:
+            store.skip(index, str(error))
+            said.add(index)
+            say(str(error))
+
+    def taken() -> TraceStore:
+        return store.subset(entries[index]["id"] for index in used)
+
+    store = reopened()
+    pending = store.pending()
+    used: list[int] = []
+    for batch in decision.batches(entries) if decision else [list(range(len(entries)))]:
+        used += batch
+        if todo := [index for index in pending if index in batch]:
+            with ranks.alike(loading=True):
+                collector()
+            deal(ranks, "traces", sorted(todo, key=lambda index: -len(prompts.prompts[index].ids)), trace)
+            store = reopened()
+            for index in todo:
+                if index not in said and (reason := store.documents[index]["skipped"]):
+                    say(reason)
+        if decision and len(used) >= decision.least and ranks.once(lambda: decision.decided(taken())):
+            break
+    store = taken()
     if not len(store):
         nothing = NothingMeasuredError(f"no document gave a window; {store.documents[0]['skipped']}")
         nothing.quiet = ranks.rank > 0
         raise nothing
+    if decision:
+        ranks.once(lambda: _record(store, decision, len(entries), len(used)))
     return store
+
+
+def _record(store: TraceStore, decision: Decision, asked: int, used: int) -> None:
+    """Keep and say why tracing ended where it did."""
+    found = decision.reached(store)
+    store.record_stopping(
+        {
+            "asked_documents": asked,
+            "used_documents": used,
+            "least_documents": decision.least,
+            "decided_within": decision.within,
+            "budget": decision.options.budget.k,
+            "reached": found,
+        }
+    )
+    reached = "too few to decide on"
+    if found:
+        gain, hybrid = max(found["could_gain"].values()), found["hybrid_minus_dustin_t"]
+        reached = (
+            f"other layers or m could gain {gain:.4f} ARR at most,"
+            f" hybrid minus history alone is {hybrid['low']:+.4f} to {hybrid['high']:+.4f}"
+        )
+    say(f"traces: {used} of {asked} documents used; {reached}; within {decision.within:g} was asked for")
 
 
 def _collector(

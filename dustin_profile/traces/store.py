@@ -13,6 +13,8 @@ from dustin_runtime.errors import MissingError
 from dustin_runtime.files import read_json, write_json, write_with
 
 _TENSORS = ("prefix", "truth", "tail", "history", "lookahead")
+STOPPING = "stopping.json"
+"""Where tracing ended before all documents, and why: there if a run was asked to, and has ended."""
 _SAID = re.compile(r"\d{5,}\.json")
 """Files about one document, by its number."""
 
@@ -54,6 +56,7 @@ class TraceStore:
             ConflictError: the folder holds traces made from other inputs.
         """
         open_stage(folder, inputs, overwrite)
+        (folder / STOPPING).unlink(missing_ok=True)  # said of what was traced so far
         path = folder / "manifest.json"
         if path.exists():
             entries = _entries(path)
@@ -83,6 +86,16 @@ class TraceStore:
         """What the traces are made from."""
         found: dict[str, Any] = read_json(self.folder / "inputs.json")
         return found
+
+    @property
+    def stopping(self) -> dict[str, Any] | None:
+        """What a run that was to stop when decided has recorded; None of other runs."""
+        path = self.folder / STOPPING
+        return read_json(path) if path.exists() else None
+
+    def record_stopping(self, record: dict[str, Any]) -> None:
+        """Keep why tracing ended where it did."""
+        write_json(self.folder / STOPPING, record)
 
     def pending(self) -> list[int]:
         """Indices of documents that are neither traced nor skipped."""

@@ -96,6 +96,8 @@ def test_pairs_that_are_not_there(options: list[str], code: int, message: str, t
         ("--answer-tokens 0", USAGE, "--answer-tokens 0: must be at least 1"),
         ("--least-prompts 0", USAGE, "--least-prompts 0: must be at least 1"),
         ("--stable-overlap 1.1", USAGE, "--stable-overlap 1.1: give a share above 0 and at most 1"),
+        ("--least-documents 0", USAGE, "--least-documents 0: must be at least 1"),
+        ("--decided-within 0", USAGE, "--decided-within 0.0: give an ARR between 0 and 1"),
         ("--draft-layers 0", USAGE, "--draft-layers 0: must be at least 1"),
         ("--draft-layers 4", USAGE, "--draft-layers 4: the draft has 3; give 1 to 3"),
         ("--held-out 1", USAGE, "--held-out 1.0: give a share between 0 and 1"),

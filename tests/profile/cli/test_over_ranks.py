@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -123,6 +124,26 @@ def test_two_processes_stop_at_the_same_prompts(tiny_pair: TinyPair, two_ranks: 
     assert (one.code, first.code, second) == (OK, OK, Outcome(OK, "", ""))
     assert "target: 4 of 8 prompts used; overlap of halves " in first.err
     assert content(tmp_path / "two") == content(tmp_path / "one")
+
+
+def test_two_processes_stop_at_the_same_documents(tiny_pair: TinyPair, two_ranks: RankPool, tmp_path: Path) -> None:
+    """And two whose disk is full on the way are continued by one."""
+    options = ["--documents", 14, "--stop-when-decided", "--decided-within", 0.9, "--least-documents", 7]
+    one = profile(command(tiny_pair, "search", tmp_path / "one", *options))
+    first, second = two_ranks(profile, command(tiny_pair, "search", tmp_path / "two", *options))
+    assert (one.code, first.code, second) == (OK, OK, Outcome(OK, "", ""))
+    assert "traces: 8 of 14 documents used; other layers or m could gain 0." in first.err
+    results = read_json(tmp_path / "two" / "results.json")
+    assert sum(map(len, results["documents"].values())) == results["stopping"]["used_documents"] == 8
+    assert "Tracing stopped after 8 of 14." in (tmp_path / "two" / "results.md").read_text()
+    assert content(tmp_path / "two") == content(tmp_path / "one")
+    first, _ = two_ranks(profile, command(tiny_pair, "search", tmp_path / "cut", *options), full_disk)
+    assert first.code == CAPACITY
+    assert profile(command(tiny_pair, "search", tmp_path / "cut", *options)).code == OK
+    assert content(tmp_path / "cut") == content(tmp_path / "one")
+    # Without the option the rest follows.
+    whole = profile(command(tiny_pair, "trace", tmp_path / "two", "--documents", 14, "--json"))
+    assert json.loads(whole.out)["documents"] == 14 and "stopping" not in json.loads(whole.out)
 
 
 def kill_at_second() -> Any:
