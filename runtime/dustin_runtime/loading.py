@@ -195,10 +195,11 @@ def _warn_of_other_weights(config: DustinConfig, pair: Pair) -> None:
     found = pair.provenance()
     for side in ("target", "draft"):
         recorded = config.provenance.get(side)
-        searched = recorded.get("sha256") if isinstance(recorded, dict) else None
+        recorded = recorded if isinstance(recorded, dict) else {}
+        searched = recorded.get("sha256")
         if searched and searched != found[side]["sha256"]:
             warnings.warn(
-                f"{side} {found[side]['id']} has other weights than the config was searched with ({recorded['id']},"
+                f"{side} {found[side]['id']} has other weights than the config was searched with ({recorded.get('id')},"
                 f" {searched[:12]}; here {found[side]['sha256'][:12]}): fine if it is the same model in another format;"
                 " another model's heads are others, which dustin-profile search finds",
                 OtherWeightsWarning,
