@@ -260,8 +260,8 @@ def test_files_of_one_name_must_be_the_same(tiny_pair: TinyPair, two_ranks: Rank
         (tmp_path / str(rank) / "text.txt").write_text(f"Text {rank}. " + "Some words of a text. " * 400)
     arguments = command(tiny_pair, "trace", tmp_path / "run", "--data", "text.txt", "--documents", 1)
     first, second = two_ranks(profile, arguments, None, tmp_path)
+    assert (first.code, second) == (CONFLICT, Outcome(CONFLICT, "", "")), first
     assert first.error.startswith("ranks differ in traces' data_sha256: ")
-    assert (first.code, second) == (CONFLICT, Outcome(CONFLICT, "", ""))
     first, second = two_ranks(profile, command(tiny_pair, "srh", "run"), None, tmp_path)
     assert first.error == "rank 1: --run-dir run: is another one here; give a folder that all ranks share"
     assert (first.code, second) == (MISSING, Outcome(MISSING, "", ""))
