@@ -257,7 +257,7 @@ def test_files_of_one_name_must_be_the_same(tiny_pair: TinyPair, two_ranks: Rank
     """As on hosts with disks of their own: documents, then the run directory."""
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
-        (tmp_path / str(rank) / "text.txt").write_text(f"Text {rank}. " + "Some words of a text. " * 400)
+        (tmp_path / str(rank) / "text.txt").write_text(f"Some words of text {rank}. " * 400)
     arguments = command(tiny_pair, "trace", tmp_path / "run", "--data", "text.txt", "--documents", 1)
     first, second = two_ranks(profile, arguments, None, tmp_path)
     assert (first.code, second) == (CONFLICT, Outcome(CONFLICT, "", "")), first
