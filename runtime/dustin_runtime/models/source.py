@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,8 +91,12 @@ class Source:
         """SHA-256 that identifies the weights without reading them all.
 
         It covers the config, the headers (names, shapes, encodings), the sizes, and 16 evenly spaced samples of
-        4 KiB of every file: headers alone are the same for a model and its fine-tuned descendants.
+        4 KiB of every file: headers alone are the same for a model and its fine-tuned descendants. Read once.
         """
+        return self._content_hash
+
+    @cached_property
+    def _content_hash(self) -> str:
         state = hashlib.sha256()
         if self.is_gguf:
             from dustin_runtime.models.gguf_header import read_header
