@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dustin_runtime.cli.support import go_offline, one_process
-from dustin_runtime.errors import InterruptedRunError, UsageError
+from dustin_runtime.errors import UsageError
 from dustin_runtime.method_names import METHODS
 from dustin_runtime.parallel.environment import world_size
 from dustin_runtime.recipe_files import complete_pair
@@ -149,15 +148,14 @@ def grid(
             ranks,
         )
         rows: list[dict[str, Any]] = []
-        with _interrupted_once(ranks):
-            for case in cases:
-                rows.append(measure(setup, case))
-                base = next((r for r in rows if r["method"] == "vanilla" and _same(r, rows[-1])), None)
-                rows[-1]["alpha"] = rows[-1]["tokens_per_s"] / base["tokens_per_s"] if base else None
-                with ranks.alike():
-                    if ranks.rank == 0:
-                        print(line(rows[-1], len(rows) == 1, ranks.world), flush=True)
-                    if json_file and ranks.rank == 0:
+        for case in cases:
+            rows.append(measure(setup, case))
+            base = next((r for r in rows if r["method"] == "vanilla" and _same(r, rows[-1])), None)
+            rows[-1]["alpha"] = rows[-1]["tokens_per_s"] / base["tokens_per_s"] if base else None
+            with ranks.alike():
+                if ranks.rank == 0:
+                    print(line(rows[-1], len(rows) == 1, ranks.world), flush=True)
+                    if json_file:
                         save(document(setup, rows, subject.name, sys.argv[1:]), json_file)
 
 
@@ -177,19 +175,6 @@ def _agree_on_noise(ranks: Ranks, decoders: tuple[Decoder, Decoder]) -> None:
 
     sides = zip(("target", "draft"), decoders, strict=True)
     ranks.agree({f"the {side}'s random weights": fingerprint(model) for side, model in sides})
-
-
-@contextmanager
-def _interrupted_once(ranks: Ranks) -> Iterator[None]:
-    """Ctrl-C comes to all ranks: one says so."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if ranks.rank == 0:
-            raise
-        interrupted = InterruptedRunError("interrupted")
-        interrupted.quiet = True
-        raise interrupted from None
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -115,6 +115,7 @@ def generate(
     from dustin_runtime.config import load_config
     from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
     from dustin_runtime.loading import pick_device, pick_dtype
+    from dustin_runtime.memory_plan import free_bytes
     from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.policies import draft_window, make_policy, require_over_ranks
     from dustin_runtime.prompts import encode, gather_prompts
@@ -152,7 +153,7 @@ def generate(
                 )
             check_prompts(ids, max_new_tokens, [opened.target_shape, *([opened.draft_shape] if drafted else [])])
             element = pick_dtype(dtype, kind)
-            if kind != "cpu":
+            if (free := free_bytes(kind)) is not None:
                 deepest = depth or gamma if drafted else 0
                 longest = max(map(len, ids)) + capacity_beyond(max_new_tokens, deepest)
                 drafting = [policy for policy in policies if policy.drafts]
@@ -168,7 +169,7 @@ def generate(
                     deepest,
                     narrow if narrow < longest else None,
                     element,
-                    kind,
+                    free,
                     temperature,
                     ranks.world,
                     pipeline,
@@ -236,14 +237,12 @@ def _require_memory(
     depth: int,
     draft_budget: int | None,
     dtype: torch.dtype,
-    device: str,
+    available_bytes: int,
     temperature: float,
     world: int,
     pipeline: bool,
 ) -> None:
     """Refuse a run that does not fit on the GPU, before its weights are read."""
-    import torch
-
     from dustin_runtime.memory_plan import plan, require
 
     need = plan(
@@ -265,7 +264,7 @@ def _require_memory(
         world=world,
         pipeline=pipeline,
     )
-    require(need, torch.cuda.mem_get_info(device)[0])
+    require(need, available_bytes)
 
 
 def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) -> DustinConfig | None:
