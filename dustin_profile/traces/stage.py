@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from dustin_profile.rundir import first_difference
 from dustin_profile.settings import DataSettings
 from dustin_profile.traces.collect import Collector, Heads, Prompted, ShortContinuationError, TraceSettings
 from dustin_profile.traces.store import TraceStore
+from dustin_profile.traces.windows import Windows
 from dustin_runtime.errors import ConflictError, MissingError, NothingMeasuredError
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
@@ -143,22 +144,10 @@ def collect_traces(
     said: set[int] = set()
 
     def trace(group: list[int]) -> None:
-        """Collect a group, writing each while the next is under way."""
         asked = [Prompted(prompt.id, prompt.ids, prompt.answer_ids) for prompt in (prompts.prompts[i] for i in group)]
-        with ThreadPoolExecutor(1) as writer:
-            written: list[Future[None]] = []
-            for index, found in zip(group, collector().trace_all(asked), strict=True):
-                if isinstance(found, ShortContinuationError):
-                    written.append(writer.submit(store.skip, index, str(found)))
-                    said.add(index)
-                    say(str(found))
-                else:
-                    written.append(writer.submit(store.add, index, found))
-                for done in written:
-                    if done.done():  # a disk that is full ends the group now
-                        done.result()
-            for done in written:
-                done.result()
+        for index, reason in write_each(store, group, collector().trace_all(asked)).items():
+            said.add(index)
+            say(reason)
 
     def taken() -> TraceStore:
         return store.subset(entries[index]["id"] for index in used)
@@ -189,6 +178,33 @@ def collect_traces(
     if decision:
         ranks.once(lambda: _record(store, decision, len(entries), len(used)))
     return store
+
+
+def write_each(
+    store: TraceStore, indices: Sequence[int], found: Iterator[Windows | ShortContinuationError]
+) -> dict[int, str]:
+    """Store each document while the next is under way.
+
+    Returns:
+        By index, why a document was skipped.
+
+    Raises:
+        CapacityError: the disk is full; what is stored stays.
+    """
+    skipped: dict[int, str] = {}
+    with ThreadPoolExecutor(1) as writer:
+        under_way: list[Future[None]] = []
+        for index, windows in zip(indices, found, strict=True):
+            if isinstance(windows, ShortContinuationError):
+                skipped[index] = str(windows)
+                under_way.append(writer.submit(store.skip, index, str(windows)))
+            else:
+                under_way.append(writer.submit(store.add, index, windows))
+            while under_way and under_way[0].done():  # a disk that is full ends this now
+                under_way.pop(0).result()
+        for writing in under_way:
+            writing.result()
+    return skipped
 
 
 def _record(store: TraceStore, decision: Decision, asked: int, used: int) -> None:

@@ -14,7 +14,8 @@ from dustin_profile.encoder import PlainEncoder
 from dustin_profile.prompts import Sample
 from dustin_profile.srh.score import Prober
 from dustin_profile.texts import topics
-from dustin_profile.traces.collect import Collector, TraceSettings
+from dustin_profile.traces.collect import Collector, Prompted, TraceSettings
+from dustin_profile.traces.windows import Windows
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import attention_scores
 from dustin_runtime.attention.sparse import SparseAttention
@@ -150,6 +151,34 @@ def test_traces_are_close_to_the_cpus(
         one, other = (getattr(windows, field) for windows in found)
         assert other.device.type == "cpu"
         torch.testing.assert_close(one.float(), other.float(), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_documents_traces_do_not_depend_on_those_continued_with_it(
+    pair: Pair, prompts: list[list[int]], dtype: torch.dtype
+) -> None:
+    """To the bit, for a resumed run finds other documents left to do; the last group has an idle row."""
+    target = pair.load_target(dtype, DEVICE)
+    collector = Collector(
+        target,
+        pair.load_draft(target),
+        history={layer: [0, 4] for layer in range(4)},
+        evaluation={layer: [1, 2, 5] for layer in range(4)},
+        lookahead={layer: [3, 1] for layer in range(3)},
+        settings=TraceSettings(40, 6, 4, 4),
+        shared_vocab=1990,
+        stop_ids=frozenset(),
+        capacity=800,
+        rows=2,
+    )
+    asked = [Prompted(str(index), prompts[index]) for index in (0, 1, 3)]
+    found = {one.document: one for one in collector.trace_all(asked[::-1])}
+    first = {one.document: one for one in collector.trace_all(asked)}
+    for name, windows in first.items():
+        assert isinstance(windows, Windows) and len(windows.text) == 40
+        for field, value in vars(windows).items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, getattr(found[name], field)), (name, field)
 
 
 @pytest.mark.parametrize("mode", ["forced", "generate"])
