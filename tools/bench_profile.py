@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dustin_profile.pipeline import GPU_ROWS
 from dustin_profile.prompts import Sample
 from dustin_profile.provenance import versions
 from dustin_profile.search.budget import Budget
@@ -31,7 +32,7 @@ from dustin_profile.search.phases import SearchOptions, search
 from dustin_profile.srh.score import Prober
 from dustin_profile.traces.collect import Collector, Prompted, TraceSettings
 from dustin_profile.traces.resident import resident
-from dustin_profile.traces.stage import GPU_ROWS, write_each
+from dustin_profile.traces.stage import write_each
 from dustin_profile.traces.store import TraceStore
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
@@ -172,15 +173,18 @@ def bench_srh(model: Decoder, given: argparse.Namespace) -> dict[str, Any]:
         stop=lambda tokens: False,
         vocab=TOKENS,
         capacity=given.longest + 64,
+        rows=given.rows if given.mode == "generate" else 1,
     )
-    prober.score(prompts[-1])
+    prober.score_all(prompts[-prober.rows :])
     prefilled = sum(len(prompt.ids) - prompt.insert_at for prompt in prompts)
-    seconds, _ = timed(model.device, lambda: [prober.score(prompt) for prompt in prompts])
+    groups = [prompts[first : first + prober.rows] for first in range(0, len(prompts), prober.rows)]
+    seconds, _ = timed(model.device, lambda: [prober.score_all(group) for group in groups])
     return {
         "prompts": len(prompts),
         "longest": given.longest,
         "mode": given.mode,
         "answer_tokens": prober.decoder.most if prober.decoder else 0,
+        "rows": prober.rows,
         "tokens_prefilled": prefilled,
         "seconds": seconds,
     }

@@ -12,7 +12,7 @@ import torch
 
 from dustin_profile.choices import Template
 from dustin_profile.data import Calibration, Prompt, load_documents, segments
-from dustin_profile.dealing import deal
+from dustin_profile.dealing import deal, grouped
 from dustin_profile.progress import say
 from dustin_profile.rundir import first_difference
 from dustin_profile.settings import DataSettings
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 TRACES_VERSION = 2
 """Raised when the same inputs would be traced differently: documents of an older version are not mixed in."""
-GPU_ROWS = 8
-"""Documents that a GPU continues together. A token of one costs nearly as much as one of each: the weights are read."""
 
 
 def calibration(
@@ -100,7 +98,7 @@ def collect_traces(
     pair: Pair,
     models: Callable[[], tuple[Decoder, Decoder]],
     dtype: torch.dtype,
-    device: str,
+    rows: int,
     settings: DataSettings,
     depth: int,
     prompts: Calibration,
@@ -113,6 +111,7 @@ def collect_traces(
 
     Args:
         models: gives target and draft; called if there is something to trace.
+        rows: documents that are continued together.
         heads: `history` and `evaluation` of the target, `lookahead` of the draft.
         ranks: that share the documents; the first keeps the manifest and decides.
         decision: when to end before all are traced. It is made anew from what is traced, so that it falls at the same
@@ -126,7 +125,6 @@ def collect_traces(
         ConflictError: the folder holds traces made from other inputs, or ranks have different ones.
         PeerError: another rank has ended.
     """
-    rows = settings.rows or (1 if device == "cpu" else GPU_ROWS)
     inputs = trace_inputs(pair, settings, depth, prompts, str(dtype).removeprefix("torch."), heads, rows)
     entries = [{"id": p.id, "source": p.source, "sha256": p.sha256} for p in prompts.prompts]
     ranks.agree({f"traces' {name}": value for name, value in inputs.items()})
@@ -143,7 +141,7 @@ def collect_traces(
 
     said: set[int] = set()
 
-    def trace(group: list[int]) -> None:
+    def trace(group: Sequence[int]) -> None:
         asked = [Prompted(prompt.id, prompt.ids, prompt.answer_ids) for prompt in (prompts.prompts[i] for i in group)]
         for index, reason in write_each(store, group, collector().trace_all(asked)).items():
             said.add(index)
@@ -161,9 +159,7 @@ def collect_traces(
             with ranks.alike(loading=True):
                 collector()
             longest_first = sorted(todo, key=lambda index: -len(prompts.prompts[index].ids))
-            size = min(rows, -(-len(todo) // ranks.world))  # the last round leaves no rank idle
-            groups = [longest_first[first : first + size] for first in range(0, len(todo), size)]
-            deal(ranks, "traces", groups, trace, len)
+            deal(ranks, "traces", grouped(longest_first, rows, ranks), trace, len)
             store = reopened()
             for index in todo:
                 if index not in said and (reason := store.documents[index]["skipped"]):

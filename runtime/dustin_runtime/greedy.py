@@ -60,7 +60,8 @@ class GreedyDecoder:
         """Continue the first rows of the cache.
 
         Args:
-            hidden: [rows, hidden] of each prompt's last token; fewer rows than the cache has leave the others idle.
+            hidden: [rows, hidden] of each prompt's last token; fewer rows than the cache has leave the others
+                idle, which overwrites their first positions.
             lengths: tokens of each prompt, which the cache holds.
 
         Returns:
