@@ -205,6 +205,35 @@ def test_head_scores_are_close_to_the_cpus(
     torch.testing.assert_close(scores[0].span, scores[1].span, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prompts_scores_do_not_depend_on_those_continued_with_it(
+    pair: Pair, prompts: list[list[int]], dtype: torch.dtype
+) -> None:
+    texts = [prompts[3] * 3, prompts[3] * 2 + prompts[0], prompts[0] * 5]  # two share whole chunks
+    asked = [Sample(i, len(ids), 0.5, ids, tuple(range(300, 308)), ids[300:308], 290) for i, ids in enumerate(texts)]
+    prober = Prober(
+        pair.load_target(dtype, DEVICE),
+        mode="generate",
+        decode=str,
+        accept=lambda text, needle: True,
+        stop=lambda tokens: False,
+        vocab=1990,
+        capacity=2200,
+        steps=20,
+        rows=2,
+    )
+    groups = [[0, 1], [2], [2, 0], [1], [1, 2], [0]]
+    scores = [
+        (index, score)
+        for group in groups
+        for index, score in zip(group, prober.score_all([asked[i] for i in group]), strict=True)
+    ]
+    for index, score in scores:
+        first = next(other for number, other in scores if number == index)
+        assert score.response == first.response
+        assert torch.equal(score.span, first.span) and torch.equal(score.copies, first.copies)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_whole_commands(tiny_pair: TinyPair, tmp_path: Path, dtype: str) -> None:
     models = [*tiny_pair.options[:-1], DEVICE, "--dtype", dtype]
