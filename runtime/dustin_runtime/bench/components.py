@@ -139,6 +139,6 @@ def _sums(model: Decoder, rows: int, tokens: int) -> Callable[[], None]:
 
     def run() -> None:
         for _ in range(2 * model.shape.layers):
-            model.summed(zeros)
+            model.whole_block(zeros)
 
     return run

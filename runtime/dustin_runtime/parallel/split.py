@@ -98,7 +98,7 @@ class Split(Protocol):
     """What a decoder asks whose weights are on several ranks. All of them make the same calls in the same order."""
 
     partial_blocks: ClassVar[bool]
-    """Whether a rank has only a part of what ends a block, which `sum` completes."""
+    """Whether a rank has only a part of what ends a block, which `end_block` completes."""
     in_graphs: ClassVar[bool]
     """Whether a CUDA graph may hold a step."""
 
@@ -123,6 +123,10 @@ class Split(Protocol):
             x: what the last layer here adds to, and `last` what it adds; None if there is no layer here.
             final: the sum of both, normalised.
         """
+        ...
+
+    def end_block(self, x: Tensor) -> Tensor:
+        """What a block adds to the residual [batch, tokens, hidden], from this rank's part of it."""
         ...
 
     def sum(self, x: Tensor) -> Tensor:
