@@ -118,8 +118,8 @@ def markdown(found: dict[str, Any]) -> str:
         names = list(dict.fromkeys(name for one in sums for name in one["us"]))
         lines += [
             "",
-            "Ways to sum what ends a block, timed before the first step, copies included; the fastest serves messages",
-            "of so many tokens, and fewer:",
+            "Ways to sum what ends a block, timed before the first step; the fastest serves messages of so many",
+            "tokens, and fewer:",
             "",
             f"| tokens | MiB | {' | '.join(f'{name} us' for name in names)} | serves |",
             f"|{'---|' * (len(names) + 3)}",

@@ -64,7 +64,10 @@ def _timer(model: Decoder, hidden: int) -> Callable[[Sum, int], float]:
     together = Together.of(model)
 
     def time_us(way: Sum, tokens: int) -> float:
-        x = torch.zeros(tokens, hidden, dtype=model.dtype, device=model.device)  # sums of which stay finite
+        x = way.room((tokens, hidden))
+        if x is None:
+            x = torch.empty(tokens, hidden, dtype=model.dtype, device=model.device)
+        x.zero_()  # sums stay finite
 
         def work() -> None:
             for _ in range(CALLS):

@@ -163,7 +163,12 @@ class Decoder:
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         """What a block adds to the residual."""
-        return self.whole_block(ops.linear(x, weight))
+        room = self.block_room((*x.shape[:-1], len(weight)))
+        return self.whole_block(ops.linear_into(room, x, weight))
+
+    def block_room(self, size: Sequence[int]) -> Tensor | None:
+        """Where `whole_block` has its argument of a size best; None for anywhere."""
+        return None if self.split is None else self.split.block_room(size, self.dtype)
 
     def whole_block(self, own: Tensor) -> Tensor:
         """What the ranks' parts of a block's end [batch, tokens, hidden] are together."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dustin_runtime.errors import DustinError, PeerError, understood
-from dustin_runtime.parallel.watch import Watch
+from dustin_runtime.parallel.watch import Watch, lost
 
 
 @dataclass(frozen=True)
@@ -128,4 +128,4 @@ def peers() -> Iterator[None]:
         yield
     except RuntimeError as error:  # of which its own classes are
         reason = str(error).strip().split("\n")[0]
-        raise PeerError(f"another rank has ended or does not answer ({reason}); mend it and start all again") from error
+        raise PeerError(lost(reason)) from error

@@ -8,7 +8,9 @@ device: one buffer serves calls that follow each other in a stream, and a CUDA g
 
 from __future__ import annotations
 
+import math
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -35,11 +37,15 @@ class Sum(Protocol):
     name: ClassVar[str]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The sum of a contiguous tensor over ranks, in place and to the same bits on each of them.
+        """The sum of a contiguous tensor over ranks, the same bits on each; in place, unless it lies in a `room`.
 
         Raises:
             PeerError: another rank has ended, or does not answer.
         """
+        ...
+
+    def room(self, size: Sequence[int]) -> Tensor | None:
+        """Where a tensor is summed without a copy, always the same memory; None for anywhere."""
         ...
 
 
@@ -54,6 +60,9 @@ class NcclSum:
     def __call__(self, x: Tensor) -> Tensor:
         return self._ranks.sum(x)
 
+    def room(self, size: Sequence[int]) -> None:
+        """Anywhere."""
+
 
 class Buffer:
     """Memory that every rank of a group can read; made by `opened`.
@@ -67,10 +76,16 @@ class Buffer:
         self.flat = flat
         self.group = group
 
-    def holding(self, x: Tensor) -> Tensor:
-        """A copy of a tensor, in the buffer."""
-        view = self.flat[: x.numel()].view(x.shape)
-        return view.copy_(x)
+    def room(self, size: Sequence[int]) -> Tensor:
+        """Its first elements."""
+        return self.flat[: math.prod(size)].view(size)
+
+    def holding(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A tensor in the buffer, copied unless it lies there, and where its sum may lie: never there, where the next
+        tensor will."""
+        if x.data_ptr() == self.flat.data_ptr():
+            return x, torch.empty_like(x)
+        return self.room(x.shape).copy_(x), x
 
 
 class OneShotSum:
@@ -85,9 +100,12 @@ class OneShotSum:
         self._buffer = buffer
 
     def __call__(self, x: Tensor) -> Tensor:
-        held = self._buffer.holding(x)
-        torch.ops.symm_mem.one_shot_all_reduce_out(held, "sum", self._buffer.group, x)
-        return x
+        held, out = self._buffer.holding(x)
+        torch.ops.symm_mem.one_shot_all_reduce_out(held, "sum", self._buffer.group, out)
+        return out
+
+    def room(self, size: Sequence[int]) -> Tensor:
+        return self._buffer.room(size)
 
 
 class TwoShotSum:
@@ -99,9 +117,12 @@ class TwoShotSum:
         self._buffer = buffer
 
     def __call__(self, x: Tensor) -> Tensor:
-        held = self._buffer.holding(x)
-        torch.ops.symm_mem.two_shot_all_reduce_out(held, "sum", self._buffer.group, x)
-        return x
+        held, out = self._buffer.holding(x)
+        torch.ops.symm_mem.two_shot_all_reduce_out(held, "sum", self._buffer.group, out)
+        return out
+
+    def room(self, size: Sequence[int]) -> Tensor:
+        return self._buffer.room(size)
 
 
 WAYS = (NcclSum.name, OneShotSum.name, TwoShotSum.name)

@@ -15,6 +15,7 @@ from dustin_runtime.parallel.shards import Cut, Share
 from dustin_runtime.parallel.stages import Stage
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from dustin_runtime.models.decoder import Weights
@@ -123,6 +124,10 @@ class Split(Protocol):
             x: what the last layer here adds to, and `last` what it adds; None if there is no layer here.
             final: the sum of both, normalised.
         """
+        ...
+
+    def block_room(self, size: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Where `end_block` has its argument best, to save a copy; None for anywhere."""
         ...
 
     def end_block(self, x: Tensor) -> Tensor:

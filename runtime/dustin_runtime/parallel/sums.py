@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class SizeClass:
     Attributes:
         tokens: of all rows.
         way: that serves them.
-        us: by way, microseconds of one sum on the slowest rank, copies included.
+        us: by way, microseconds of one sum on the slowest rank, of what lies where the way has it best.
     """
 
     tokens: int
@@ -64,19 +66,28 @@ class BlockSums:
         self._served = [(one.tokens * hidden, named[one.way]) for one in self.classes]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The sum over ranks, to the same bits on each of them: in place, but for a tensor that is not contiguous.
+        """The sum over ranks, to the same bits on each of them: in place, but for a tensor that is not contiguous, or
+        in a `room`.
 
         What decides on the way is the same on all ranks: sizes and places in a storage, never addresses.
 
         Raises:
             PeerError: another rank has ended, or does not answer.
         """
-        size, elements = x.element_size(), x.numel()
-        if x.is_contiguous() and not (elements * size % ALIGNMENT or x.storage_offset() * size % ALIGNMENT):
-            for most, way in self._served:
-                if elements <= most:
-                    return way(x)
-        return self._ranks.sum(x)
+        size = x.element_size()
+        aligned = x.is_contiguous() and x.storage_offset() * size % ALIGNMENT == 0
+        way = self._way(x.numel(), size) if aligned else None
+        return self._ranks.sum(x) if way is None else way(x)
+
+    def room(self, size: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Where a tensor is summed without a copy; None for anywhere. It holds one tensor, up to its sum."""
+        way = self._way(math.prod(size), dtype.itemsize)
+        return None if way is None else way.room(size)
+
+    def _way(self, elements: int, size: int) -> Sum | None:
+        if elements * size % ALIGNMENT:
+            return None
+        return next((way for most, way in self._served if elements <= most), None)
 
 
 def step_tokens(rows: int, depth: int, split_draft: bool) -> set[int]:

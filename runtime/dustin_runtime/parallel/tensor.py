@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -43,6 +43,10 @@ class TensorParallel:
     def leave(self, x: Tensor, last: Tensor | None, final: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
         """The final hidden states; blocks have been summed."""
         return final(x, last)
+
+    def block_room(self, size: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Memory that others read, if a sum of that size goes that way. The next room is the same memory."""
+        return self.blocks.room(size, dtype)
 
     def end_block(self, x: Tensor) -> Tensor:
         """What ends a block, added up the way that is fastest for its size."""

@@ -125,9 +125,13 @@ class Watch:
         while True:
             pause.wait(EVERY)
             if reason := self.look():
-                text = f"another rank has ended or does not answer ({reason}); mend it and start all again"
-                self._give_up(f"rank {self._rank}: {text}" if self._rank else text)
+                self._give_up(f"rank {self._rank}: {lost(reason)}" if self._rank else lost(reason))
                 return
+
+
+def lost(reason: str) -> str:
+    """What is said of a rank that does not come."""
+    return f"another rank has ended or does not answer ({reason}); mend it and start all again"
 
 
 def _exit(text: str) -> None:

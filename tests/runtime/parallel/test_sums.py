@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -13,10 +14,12 @@ from rank_pool import RankPool
 from split_models import SHAPES
 from tiny_pair import TinyPair
 
+from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.bench import sums as bench_sums
 from dustin_runtime.bench.grid import Setup
 from dustin_runtime.bench.grid_report import document, markdown
 from dustin_runtime.errors import UsageError
+from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.parallel import reduce
@@ -41,6 +44,9 @@ class Named:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self._said.append(self.name)
         return x
+
+    def room(self, size: Sequence[int]) -> None:
+        return None
 
 
 class Summed(Collectives):
@@ -83,6 +89,66 @@ def test_a_cut_decoder_sums_as_its_whole() -> None:
     draft.end_block(torch.zeros(1, 8, HIDDEN))
     draft.sum(torch.zeros(1, 8, HIDDEN))  # scores come another way, whatever their size
     assert said == ["small"]
+
+
+class InRoom:
+    """A way that wants all it sums in its own memory, as those on GPUs (implements `Sum`)."""
+
+    name: ClassVar[str] = "one-shot"
+
+    def __init__(self, ranks: Collectives, elements: int) -> None:
+        self._ranks = ranks
+        self.buffer = reduce.Buffer(torch.full((elements,), torch.nan), "group")
+        self.copied: list[bool] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        held, out = self.buffer.holding(x)
+        self.copied.append(held is not x)
+        assert held.data_ptr() == self.buffer.flat.data_ptr() != out.data_ptr()
+        out.copy_(self._ranks.sum(held.clone()))
+        held.fill_(torch.nan)  # what it was is of no use any more
+        return out
+
+    def room(self, size: Sequence[int]) -> torch.Tensor:
+        return self.buffer.room(size)
+
+
+def forward() -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
+    """On a rank: hidden states with gloo's sums, and with those of a way that has room for products."""
+    with joined(20) as ranks:
+        talk = ranks.collectives("cpu")
+        assert talk
+        model = random_decoder(SHAPES["llama"], torch.float32, "cpu", 0, talk)
+        split, ids, start = model.split, torch.arange(10).view(2, 5), torch.zeros(2, dtype=torch.int64)
+        assert isinstance(split, TensorParallel)
+        plain = model.forward(ids, start, model.cache(2, 8), dense_attention)
+        way = InRoom(talk, 10 * model.shape.hidden)
+        split.blocks.adopt([size_class(10, way.name)], [way], model.shape.hidden)
+        return plain, model.forward(ids, start, model.cache(2, 8), dense_attention), way.copied
+
+
+def test_products_are_computed_where_they_are_summed(two_ranks: RankPool) -> None:
+    (plain, there, copied), (_, other, _) = two_ranks(forward)
+    torch.testing.assert_close(there, plain, rtol=1e-5, atol=1e-6)
+    assert torch.equal(there, other)
+    assert copied == [False] * (2 * SHAPES["llama"].layers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_into_a_room_is_the_product(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(2, 3, 24).to(dtype), torch.randn(40, 24).to(dtype)
+    out = torch.empty(2, 3, 40, dtype=dtype)
+    assert ops.linear_into(out, x, weight) is out
+    torch.testing.assert_close(out, ops.linear(x, weight))
+    assert torch.equal(ops.linear_into(None, x, weight), ops.linear(x, weight))
+
+
+def test_what_lies_elsewhere_is_copied_and_summed_in_place() -> None:
+    x, buffer = torch.arange(6.0).view(2, 3), reduce.Buffer(torch.zeros(8), "group")
+    held, out = buffer.holding(x)
+    assert out is x and torch.equal(held, x) and held.data_ptr() == buffer.flat.data_ptr()
+    again, out = buffer.holding(buffer.room((1, 4)))
+    assert again.data_ptr() == buffer.flat.data_ptr() != out.data_ptr() and out.shape == (1, 4)
 
 
 def test_sizes_of_a_step() -> None:

@@ -106,6 +106,10 @@ def eager(talk: Collectives, device: torch.device, ways: list[Sum], dtype: torch
             for way in ways:
                 own = x.clone()
                 assert way(own) is own
+                held = way.room(size)
+                assert held is not None
+                total = way(held.copy_(x))  # which is not copied
+                assert total.data_ptr() != held.data_ptr() and torch.equal(total, own)
                 found.append(compared(way, own, nccl))
     return found
 
@@ -125,7 +129,7 @@ def replayed(talk: Collectives, device: torch.device, ways: list[Sum], dtype: to
         given = torch.zeros(size, dtype=dtype, device=device)
 
         def work(way: Sum = way, given: torch.Tensor = given) -> list[torch.Tensor]:
-            return [way(x.clone()) for x in given]
+            return [way(way.room(x.shape).copy_(x)) for x in given]
 
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))

@@ -7,19 +7,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from rank_pool import RankPool
 from split_models import SHAPES
 
+from dustin_runtime import engine
+from dustin_runtime.engine import Engine
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.parallel import watch
 from dustin_runtime.parallel.collectives import Collectives, everywhere
 from dustin_runtime.parallel.ranks import joined
-from dustin_runtime.parallel.watch import Process, Watch
+from dustin_runtime.parallel.watch import LONG, Process, Watch
+from dustin_runtime.policies import make_policy
+from dustin_runtime.step import Stepper
 
 
 class Others:
@@ -120,3 +127,64 @@ def test_a_wait_that_ends_does_not(two_ranks: RankPool) -> None:
     assert two_ranks(waits, 0.5, 30) == [None, None]
     time.sleep(0.5)
     assert all(process.is_alive() for process in two_ranks.processes)
+
+
+def on_gpus() -> tuple[bool, list[str | None]]:
+    """On a rank whose GPUs talk by gloo: whether it is watched over, and what a look says once the other is gone."""
+    with joined(20) as ranks:
+        with mock.patch.object(dist, "new_group", return_value=None):
+            talk = ranks.collectives("cuda:0")
+        assert talk
+        if not (watched := talk.watch):
+            return False, []
+        with (
+            mock.patch.object(watch, "_state", return_value=("Z", "")),
+            mock.patch.object(Watch, "_look_on", return_value=None),
+            talk.watched(),
+        ):
+            return True, [watched.look(), watched.look()]
+
+
+def test_ranks_on_gpus_watch_each_other(two_ranks: RankPool) -> None:
+    assert two_ranks(on_gpus) == [(True, [None, f"rank {other} has ended"]) for other in (1, 0)]
+
+
+class Recorder:
+    """Waits that a model was told of, and an event of the device that asks for one."""
+
+    def __init__(self) -> None:
+        self.waits: list[float | None] = []
+        self.inside = 0
+        self.synchronized: list[int] = []
+
+    @contextmanager
+    def watched(self, seconds: float | None = None) -> Iterator[None]:
+        self.waits.append(seconds)
+        self.inside += 1
+        yield
+        self.inside -= 1
+
+    def synchronize(self) -> None:
+        self.synchronized.append(self.inside)
+
+
+def test_the_engine_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    model = random_decoder(SHAPES["llama"], torch.float32, "cpu", 0)
+    monkeypatch.setattr(model, "watched", recorder.watched)
+    monkeypatch.setattr(engine, "to_host", lambda packed: (packed, recorder))
+    stepper = Stepper(model, None, make_policy("vanilla", None), None, 0, model.shape.vocab)
+    generations, _ = Engine(stepper, rows=1).generate([[1, 2, 3], [4]], 3)
+    assert [len(one.tokens) for one in generations] == [3, 3]
+    assert recorder.waits == [LONG, None, None] * 2  # a prefill, then steps
+    assert recorder.synchronized == [1] * 4
+
+
+def test_a_capture_is_a_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    model = random_decoder(SHAPES["llama"], torch.float32, "cpu", 0)
+    monkeypatch.setattr(model, "watched", recorder.watched)
+    monkeypatch.setattr(engine, "StepGraph", lambda *_: recorder.synchronize())
+    stepper = Stepper(model, None, make_policy("vanilla", None), None, 0, model.shape.vocab)
+    Engine(stepper, graph=True).prepare(1, 8)
+    assert (recorder.waits, recorder.synchronized) == ([LONG], [1])
