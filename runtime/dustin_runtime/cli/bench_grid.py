@@ -67,9 +67,9 @@ def grid(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     offline: Annotated[bool, typer.Option("--offline", help="Use only local files.")] = False,
     all_reduce: Annotated[
-        str,
-        typer.Option(help="Under torchrun on GPUs, how ranks sum: nccl, one-shot, two-shot; auto times all."),
-    ] = "auto",
+        str | None,
+        typer.Option(help="Under torchrun on GPUs, how ranks sum: nccl (default), one-shot, two-shot; auto times all."),
+    ] = None,
     rank_timeout: Annotated[
         int, typer.Option(min=1, help="Under torchrun, seconds that a process waits for another within a step.")
     ] = 60,
@@ -100,7 +100,7 @@ def grid(
     from dustin_runtime.files import require_writable
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.parallel.ranks import joined
-    from dustin_runtime.parallel.reduce import require_symmetric, require_way
+    from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.watch import LONG
     from dustin_runtime.policies import POLICIES
 
@@ -127,7 +127,7 @@ def grid(
             batches, contexts = list(dict.fromkeys(batch or [16])), list(dict.fromkeys(context_tokens or [8192]))
             kind = pick_device(ranks.device(device))
             element = pick_dtype(dtype, kind)
-            require_way(all_reduce, ranks.world, kind)
+            require_way(all_reduce or AUTO, ranks.world, kind)
             subject = _subject(pair, target, draft, served, random_weights, offline, kind, element)
             selection, gamma = changed(subject.selection, budget, m), depth or subject.depth
             if force_acceptance is not None:
@@ -141,12 +141,12 @@ def grid(
         if not ranks.alone:
             ranks.agree(facts(_options(given), prompts, served, subject.origins(), kind))
         if talk := ranks.collectives(kind):
-            require_symmetric(all_reduce, talk, torch.device(kind), element)
+            require_symmetric(all_reduce or AUTO, talk, torch.device(kind), element)
         with ranks.alike(loading=True):
             decoders = subject.load(talk)
         if random_weights and not ranks.alone:
             _agree_on_noise(ranks, decoders)
-        sums = choose_sums(decoders[0], all_reduce, _summed(cases, gamma, decoders, prompts))
+        sums = choose_sums(decoders[0], all_reduce or DEFAULT, _summed(cases, gamma, decoders, prompts))
         setup = Setup(
             *decoders,
             selection,

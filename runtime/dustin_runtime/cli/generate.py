@@ -100,9 +100,9 @@ def generate(
         ),
     ] = False,
     all_reduce: Annotated[
-        str,
-        typer.Option(help="Under torchrun on GPUs, how ranks sum: nccl, one-shot, two-shot; auto times all."),
-    ] = "auto",
+        str | None,
+        typer.Option(help="Under torchrun on GPUs, how ranks sum: nccl (default), one-shot, two-shot; auto times all."),
+    ] = None,
     rank_timeout: Annotated[
         int, typer.Option(min=1, help="Under torchrun, seconds that a process waits for another within a step.")
     ] = 60,
@@ -125,7 +125,7 @@ def generate(
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.memory_plan import free_bytes
     from dustin_runtime.parallel.ranks import joined
-    from dustin_runtime.parallel.reduce import require_symmetric, require_way
+    from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.sums import prefill_tokens, step_tokens
     from dustin_runtime.policies import draft_window, make_policy, require_over_ranks
     from dustin_runtime.prompts import encode, gather_prompts
@@ -150,7 +150,7 @@ def generate(
             for policy in policies:
                 require_over_ranks(policy, ranks.world)
             kind = pick_device(ranks.device(device))
-            require_way(all_reduce, ranks.world, kind, pipeline)
+            require_way(all_reduce or AUTO, ranks.world, kind, pipeline)
             opened, gamma = open_models(served, pair, target, draft, rope, offline)
             ranks.share(opened.target_shape, pipeline)
             ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
@@ -188,7 +188,7 @@ def generate(
         if not ranks.alone:
             ranks.agree(facts(given, ids, served, opened.provenance(), kind))
         if talk := ranks.collectives(kind):
-            require_symmetric(all_reduce, talk, torch.device(kind), element)
+            require_symmetric(all_reduce or AUTO, talk, torch.device(kind), element)
         with ranks.alike(loading=True):
             model = opened.load_target(element, kind, talk, pipeline=pipeline)
         with ranks.alike(loading=True):  # a draft may borrow what others hold, who have to have loaded it
@@ -197,7 +197,7 @@ def generate(
         summed = prefill_tokens(model, max(map(len, ids)))
         for policy in policies:
             summed |= step_tokens(rows, depth or gamma if policy.drafts else 0, split_draft)
-        sums = choose_sums(model, all_reduce, summed)
+        sums = choose_sums(model, all_reduce or DEFAULT, summed)
         ends: frozenset[int] = frozenset() if ignore_eos else opened.stop_ids()
         draws = [Draw(temperature, top_p, seed + index) for index in range(len(ids))]
         runs = []
