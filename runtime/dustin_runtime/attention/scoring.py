@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.config import LayerHeads
-from dustin_runtime.kernels import next_power_of_2, processors, usable
+from dustin_runtime.kernels import processors, usable
 from dustin_runtime.models.shape import ModelShape
 
 MASS_QUERIES = 64
@@ -202,10 +202,6 @@ def received_mass_reference(q: Tensor, k: Tensor) -> Tensor:
     return total
 
 
-KERNEL_ROWS = 64
-"""Rows of a KV head that the kernel holds at once without running out of registers."""
-
-
 def layer_mass(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
     """Attention that every sequence's queries pay in one layer, which may be another one for each sequence.
 
@@ -220,39 +216,17 @@ def layer_mass(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tens
     Returns:
         [batch, kv_heads, columns] fp32: rows over [0, position], summed over queries and the query heads of a KV head.
     """
-    if not usable(q, heads_of=q.shape[3]):
-        return layer_mass_reference(q, keys, layer, position)
-    from dustin_runtime.kernels.scoring import attention_scores as kernel
+    if usable(q, heads_of=q.shape[3]):
+        from dustin_runtime.kernels import scoring
 
-    batch, queries, query_heads = q.shape[:3]
-    columns, kv_heads = keys.shape[2:4]
-    group = query_heads // kv_heads
-    most = next_power_of_2(group)
-    # To the kernel every KV head of a sequence is a sequence of its own: it sums over the heads of one.
-    apart = keys.transpose(2, 3).flatten(1, 2).unsqueeze(3)
-    packed = q.unflatten(2, (kv_heads, group)).transpose(1, 2).flatten(0, 1)
-    members = torch.arange(most, dtype=torch.int32, device=q.device)
-    members = torch.where(members < group, members, -1).unsqueeze(0)
-    asked = layer.to(torch.int32).repeat_interleave(kv_heads)
-    groups = torch.stack((asked, torch.zeros_like(asked)), dim=1).unsqueeze(1)
-    stands = position.repeat_interleave(kv_heads, dim=0)
-    total: Tensor | None = None
-    at_once = max(KERNEL_ROWS // most, 1)
-    for begin in range(0, queries, at_once):
-        part = slice(begin, begin + at_once)
-        found = kernel(packed[:, part], apart, groups, members, stands[:, part].contiguous())
-        total = found if total is None else total.add_(found)
-    assert total is not None
-    return total.view(batch, kv_heads, columns)
+        return scoring.layer_mass(q, keys, layer, position)
+    return layer_mass_reference(q, keys, layer, position)
 
 
 def layer_mass_reference(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
-    """The same in plain torch, for as many queries at once as the kernel takes."""
+    """The same in plain torch."""
     k = keys[layer, torch.arange(len(layer), device=layer.device)]
-    total = torch.zeros(len(k), k.shape[2], k.shape[1], dtype=torch.float32, device=k.device)
-    for part, stands in zip(q.split(KERNEL_ROWS, dim=1), position.split(KERNEL_ROWS, dim=1), strict=True):
-        total += rows_at(part, k, stands).sum(dim=(2, 3))
-    return total
+    return rows_at(q, k, position).sum(dim=(2, 3))
 
 
 def attention_scores(q: Tensor, k: Tensor, heads: Sequence[int], group: int, position: Tensor) -> Tensor:

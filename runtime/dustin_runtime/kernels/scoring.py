@@ -1,7 +1,8 @@
 """Attention mass of chosen heads on every position, for several layers, heads and queries at once.
 
-Reference: `dustin_runtime.attention.scoring.ScoredHeads.reference`. Two launches: the first reads each key once, keeps
-the logits (fp32) and finds every row's softmax normaliser; the second sums the normalised rows.
+References: `ScoredHeads.reference` and `layer_mass_reference` of `dustin_runtime.attention.scoring`. Two launches: the
+first reads each key once, keeps the logits (fp32) and finds every row's softmax normaliser; the second sums the
+normalised rows.
 """
 
 from __future__ import annotations
@@ -174,3 +175,32 @@ def attention_scores(
         logits, normalisers, position, out, lines, pitch, columns, QUERIES=queries, KEYS=512, num_warps=4
     )
     return out
+
+
+def layer_mass(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
+    """Arguments and result as of `attention.scoring.layer_mass`."""
+    batch, query_heads = len(q), q.shape[2]
+    columns, kv_heads = keys.shape[2:4]
+    group = query_heads // kv_heads
+    most = next_power_of_2(group)
+    # A KV head of a sequence is taken for a sequence, since heads of one are summed.
+    apart = keys.transpose(2, 3).flatten(1, 2).unsqueeze(3)
+    packed = q.unflatten(2, (kv_heads, group)).transpose(1, 2).flatten(0, 1)
+    members = torch.arange(most, dtype=torch.int32, device=q.device)
+    members = torch.where(members < group, members, -1).unsqueeze(0)
+    asked = layer.to(torch.int32).repeat_interleave(kv_heads)
+    groups = torch.stack((asked, torch.zeros_like(asked)), dim=1).unsqueeze(1)
+    stands = position.repeat_interleave(kv_heads, dim=0)
+    found = [
+        attention_scores(part, apart, groups, members, at.contiguous())
+        for part, at in zip(*(x.split(queries_at_once(group), dim=1) for x in (packed, stands)), strict=True)
+    ]
+    total = found[0]
+    for more in found[1:]:
+        total += more
+    return total.view(batch, kv_heads, columns)
+
+
+def queries_at_once(group: int) -> int:
+    """Queries of all heads of a KV head whose rows are one tile: more would not fit in registers."""
+    return max(64 // next_power_of_2(group), 1)

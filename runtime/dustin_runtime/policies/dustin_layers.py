@@ -8,13 +8,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dustin_runtime.attention.scoring import KERNEL_ROWS, layer_mass
+from dustin_runtime.attention.scoring import layer_mass
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import MAX_OWN_QUERIES, OwnLists, Selection
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Prompted, Signals, Verification
 from dustin_runtime.policies.dustin import Dustin
 from dustin_runtime.selection import ascending, eligible_positions, ranked
+
+MOST_ROWS = 64
+"""Rows of a KV head, of which the kernel keeps the logits at once."""
 
 
 class Shares(NamedTuple):
@@ -68,7 +71,7 @@ def merge(shared: Tensor, candidates: Tensor, lengths: Tensor, own: int, window:
         [layers, batch, lists, s + own] int64 ascending, -1 padded.
     """
     layers, batch, lists, _ = candidates.shape
-    rows = candidates.transpose(0, 1).flatten(1)  # [batch, layers * lists * c]
+    rows = candidates.transpose(0, 1).flatten(1).contiguous()  # [batch, layers * lists * c]
     ordered = shared.masked_fill(shared < 0, torch.iinfo(torch.int64).max)
     place = torch.searchsorted(ordered, rows).clamp(max=shared.shape[1] - 1)
     free = (ordered.gather(1, place) != rows) & (rows < (lengths - window).unsqueeze(1))
@@ -219,8 +222,7 @@ class DustinLayers(Dustin):
         prompt = target.layers * MAX_OWN_QUERIES * width
         # Candidates, their places in the shared list, ranks and targets; lists as they are, sorted, and their order.
         chosen = 8 * target.layers * lists * (5 * free + 4 * selection.budget)
-        at_once = max(KERNEL_ROWS // target.group, 1)
-        logits = 4 * rows * target.query_heads * min(own.queries, at_once) * capacity
+        logits = 4 * rows * target.query_heads * min(own.queries, MOST_ROWS // target.group + 1) * capacity
         sums = 4 * rows * (2 * target.kv_heads + 1) * capacity + 8 * 4 * lists * capacity  # packed as keys to be ranked
         return queries + prompt + chosen + logits + sums
 
