@@ -88,8 +88,9 @@ class FreshLists:
 
     Attributes:
         queries: [layers, rows, slots, query_heads, head_size]. A position's query lies in slot `position % slots`, and
-            there are as many more slots than `OwnLists.queries` as a step has tokens: a rejected draft's query lies
-            behind the prefix, where it is not read, until the token that takes its position overwrites it.
+            there are as many more slots than `OwnLists.queries` as a step has drafts: a rejected draft's query lies
+            behind the prefix, where it is not read, until the token that takes its position overwrites it, and no
+            draft's slot is that of a query which the next step reads.
         candidates: [layers, rows, kv_heads or 1, free] int64, see `candidates`.
         steps: [rows] int64 since the row was filled: which layers' turn it is. A row has a count of its own, so that
             its text does not depend on what the others do.
@@ -111,7 +112,7 @@ class FreshLists:
         self.by_head = own.heads == "kv_head"
         self.sink, self.window = selection.sink, selection.window
         free = selection.budget - selection.sink - selection.window
-        slots = own.queries + depth + 1
+        slots = own.queries + depth
         size = (target.layers, rows, slots, target.query_heads, target.head_size)
         self.queries = torch.zeros(size, dtype=dtype, device=device)
         first = self.sink + torch.arange(free, device=device)
@@ -218,7 +219,7 @@ class DustinLayers(Dustin):
         lists = rows * (target.kv_heads if own.heads == "kv_head" else 1)
         width = target.query_heads * target.head_size * element_bytes
         step = target.layers * rows * (depth + 1) * width  # of all layers, until they are kept, and stacked
-        queries = target.layers * rows * (own.queries + depth + 1) * width + 2 * step
+        queries = target.layers * rows * (own.queries + depth) * width + 2 * step
         prompt = target.layers * MAX_OWN_QUERIES * width
         # Candidates, their places in the shared list, ranks and targets; lists as they are, sorted, and their order.
         chosen = 8 * target.layers * lists * (5 * free + 4 * selection.budget)
