@@ -27,9 +27,13 @@ class _Fixed:
     ) -> None:
         self.lengths = state.lengths
         self.memory = state.memory
+        self._keys = state.target_cache.keys[:, :, : state.extent]
         self._history = history
         self._lookahead = lookahead
         self._lookahead_rows = lookahead_rows
+
+    def prefix_keys(self) -> Tensor:
+        return self._keys
 
     def history(self) -> Tensor:
         assert self._history is not None
