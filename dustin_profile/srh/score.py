@@ -20,6 +20,7 @@ from dustin_runtime.attention.scoring import attention_rows
 from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.prefill import CHUNK, greedy, prefill
+from dustin_runtime.scaled import Held
 
 
 class Score(NamedTuple):
@@ -105,7 +106,7 @@ class Prober:
         answer = torch.tensor(span, device=self.model.device)
         heads = range(shape.query_heads)
 
-        def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
+        def observe(layer: int, q: Tensor, k: Held, v: Held, begin: Tensor) -> Tensor:
             for entries, rows in attention_rows(q, k, heads, shape.group, position):
                 mass[layer][:, entries] = rows[0][..., answer].sum(dim=-1)
             return dense_attention(layer, q, k, v, begin)

@@ -148,7 +148,7 @@ class StepSignals:
         if heads is None or query is None:
             return self._none()
         position = (self.lengths - 1).unsqueeze(1)
-        return heads.scores(query, self.state.target_cache.keys, position, self.state.extent, share)
+        return heads.scores(query, self.state.target_cache.all_keys, position, self.state.extent, share)
 
     def _begin_lookahead(self, layer: int) -> None:
         """Score a layer whose last query has come, and add it to those before."""

@@ -17,6 +17,7 @@ from dustin_profile.traces.collect import Heads, trajectory, window_rows
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.errors import ConflictError
 from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.scaled import Held
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ class ForcedPass:
 
         truth, past, past_history = zeros(model.shape.layers), zeros(len(before)), zeros(len(before))
 
-        def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
+        def observe(layer: int, q: Tensor, k: Held, v: Held, begin: Tensor) -> Tensor:
             heads = self.evaluation.get(layer, ())
             if heads:
                 window_rows(truth[layer], q, k, heads, group, during, start)

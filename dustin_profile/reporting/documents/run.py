@@ -45,6 +45,8 @@ class Generation(Document):
 
     kind: Literal["dustin-generation"]
     method: str
+    kv_dtype: str = ""
+    """Of the target's cache; of its dtype if empty."""
     budget: int | None = None
     statistics: Statistics
     compare: Compared | None = None
@@ -66,6 +68,8 @@ class BenchRow(Part):
     budget: int | None = None
     draft_reads: int | str | None = None
     """Tokens of its cache; `all`; None where nothing is drafted."""
+    kv_dtype: str = ""
+    """Of the target's cache; of its dtype if empty."""
     tokens_per_s: float
     tau: float
     acceptance_per_position: list[float] = Field(default_factory=list)

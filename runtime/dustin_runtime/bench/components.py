@@ -107,7 +107,7 @@ def components(stepper: Stepper, state: State, repeats: int) -> dict[str, float]
     def attention() -> None:
         attend = chosen or policy.verification(fixed)
         for layer in range(shape.layers):
-            attend(layer, q, cache.keys[layer][:, :extent], cache.values[layer][:, :extent], state.lengths)
+            attend(layer, q, *cache.layer(layer, extent), state.lengths)
 
     timed("verify_attention", attention)
     timed("linears", _linears(stepper.target, state.rows * tokens))

@@ -23,6 +23,7 @@ from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.ranks import Ranks
 from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
+from dustin_runtime.scaled import dtype_name
 from dustin_runtime.step import State, Stepper
 
 WARM_UP = 3
@@ -40,6 +41,7 @@ class Setup:
         random_weights: whether the models' weights are noise.
         steps: steps that are timed, of the whole batch.
         ranks: that share the target; each of them measures, and the slowest counts.
+        kv_dtype: as of `Stepper`.
     """
 
     target: Decoder
@@ -54,6 +56,7 @@ class Setup:
     steps: int
     repeats: int
     ranks: Ranks = field(default_factory=lambda: Ranks(0, 1, 0))
+    kv_dtype: torch.dtype | None = None
 
     @property
     def synthetic(self) -> list[str]:
@@ -105,6 +108,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         setup.shared_vocab,
         draft_budget=setup.draft_budget if case.windowed and kind.drafts else None,
         forced_rate=rate_for(forced, setup.depth) if forced else None,
+        kv_dtype=setup.kv_dtype,
     )
     engine = Engine(stepper)
     new = new_tokens(setup.steps, stepper.depth)
@@ -145,6 +149,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         element_bytes=size,
         world=setup.ranks.world,
         draft_split=split_draft,
+        kv_bytes=setup.kv_dtype.itemsize if setup.kv_dtype else None,
     )
     name, figures_of_device = roofline_device(setup.target.device)
     roofline = costs.milliseconds(figures_of_device)
@@ -163,6 +168,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         "depth": stepper.depth,
         "budget": setup.selection.budget if kind.needs_selection else None,
         "draft_reads": (stepper.draft_budget or "all") if kind.drafts else None,
+        "kv_dtype": dtype_name(setup.kv_dtype, setup.target.dtype),
         **figures,
         "roofline_ms": roofline,
         **over_ranks,

@@ -65,6 +65,9 @@ def grid(
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each component.")] = 10,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Of the target's KV cache: auto, which is the model's, or fp8.")
+    ] = "auto",
     offline: Annotated[bool, typer.Option("--offline", help="Use only local files.")] = False,
     rank_timeout: Annotated[
         int, typer.Option(min=1, help="Under torchrun, seconds that a process waits for another within a step.")
@@ -94,6 +97,7 @@ def grid(
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.policies import POLICIES
+    from dustin_runtime.scaled import pick_kv_dtype
 
     with joined(rank_timeout) as ranks:
         with ranks.alike():
@@ -117,14 +121,15 @@ def grid(
                     require_writable(json_file, "--json")
             batches, contexts = list(dict.fromkeys(batch or [16])), list(dict.fromkeys(context_tokens or [8192]))
             kind = pick_device(ranks.device(device))
-            element = pick_dtype(dtype, kind)
+            element, cached = pick_dtype(dtype, kind), pick_kv_dtype(kv_dtype, kind)
             subject = _subject(pair, target, draft, served, random_weights, offline, kind, element)
             selection, gamma = changed(subject.selection, budget, m), depth or subject.depth
             if force_acceptance is not None:
                 rate_for(force_acceptance, gamma)
             cases = list(_cases(methods, batches, contexts, draft_caches))
             draft_budget = draft_budget or (served and served.draft_budget) or 512
-            _check(subject, selection, gamma, steps, cases, draft_budget, kind, element.itemsize, ranks.world)
+            sizes = (element.itemsize, cached.itemsize if cached else None)
+            _check(subject, selection, gamma, steps, cases, draft_budget, kind, *sizes, ranks.world)
             prompts = None
             if not synthetic_context:
                 prompts = parts_of_text(subject.tokenizer, file or [], max(batches), max(contexts))
@@ -146,6 +151,7 @@ def grid(
             steps,
             repeats,
             ranks,
+            cached,
         )
         rows: list[dict[str, Any]] = []
         for case in cases:
@@ -225,6 +231,7 @@ def _check(
     draft_budget: int,
     device: str,
     element_bytes: int,
+    kv_bytes: int | None,
     world: int,
 ) -> None:
     """Refuse before anything is loaded what cannot be shared by so many ranks, or does not fit in memory or context."""
@@ -261,5 +268,6 @@ def _check(
                 draft_budget=policy.draft_keeps(draft_budget) if case.windowed else None,
                 policies=[policy],
                 world=world,
+                kv_bytes=kv_bytes,
             )
             require(need, free)
