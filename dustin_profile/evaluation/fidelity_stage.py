@@ -221,7 +221,7 @@ HEADER = [
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
     """The table, for terminal and Markdown: best first within a budget."""
-    summary, inputs = result["summary"], result["inputs"]
+    summary = result["summary"]
     documents = result["documents"]
     read = sum(document[FULL]["read"] for document in documents) / len(documents)
     table = [["full verification", f"{read:.0f}", "1", "1", "0", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]]
@@ -231,7 +231,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
         cell = summary[name]
         table.append(
             [
-                f"full, {inputs['kv_dtype']} cache" if name == SERVED else name,
+                "full, 8-bit cache" if name == SERVED else name,
                 f"{cell['read']:.0f}",
                 with_interval(cell["arr"]),
                 f"{cell['arr_median']:.4f}",

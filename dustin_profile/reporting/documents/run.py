@@ -81,6 +81,12 @@ class BenchRow(Part):
     synthetic: list[str] = Field(default_factory=list)
     alpha: float | None = None
 
+    @property
+    def how(self) -> str:
+        """What sets it apart from other rows of its method: what its draft reads, and a cache of 8 bits."""
+        reads = [f"draft reads {self.draft_reads}"] if self.draft_reads else []
+        return ", ".join([*reads, *(["8-bit cache"] if self.kv_dtype.startswith("float8") else [])])
+
 
 class Bench(Document):
     kind: Literal["dustin-bench"]

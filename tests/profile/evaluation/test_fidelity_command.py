@@ -207,7 +207,6 @@ def test_an_8_bit_cache_has_a_row_of_its_own(tiny_pair: TinyPair, config: Path, 
     served = document["summary"]["full-served"]
     assert served["kl"]["mean"] > 0 and served["arr"]["mean"] == pytest.approx(1)
     markdown = (tmp_path / "fp8" / "fidelity" / "results.md").read_text()
-    for text in (found.out, markdown):
-        assert "full, float8_e4m3fn cache" in text
+    assert "| full, 8-bit cache |" in markdown and "8-bit" in found.out
     assert "policies over a float8_e4m3fn cache of the target" in markdown
     assert fidelity(tiny_pair, config, tmp_path / "fp4", *asked, "--kv-dtype", "fp4").code == USAGE
