@@ -87,6 +87,37 @@ class OwnLists(_Strict):
     heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
 
 
+class PowerLaw(_Strict):
+    """Of the target's attention in a score: `factor * share ** exponent`, both as shares of what is not protected."""
+
+    factor: float = Field(gt=0)
+    exponent: float = Field(gt=0)
+
+
+class Split(_Strict):
+    """How the budget is split between lookahead and history by the methods that have no fixed m."""
+
+    weight: float | None = Field(
+        default=None, ge=0, le=1, description="dustin-merged: of lookahead; None is m / (budget - sink - window)"
+    )
+    scale: Literal["sum", "rank"] = Field(
+        default="sum", description="dustin-merged: scores over their sum, or over the last that would be kept alone"
+    )
+    combine: Literal["sum", "max"] | None = Field(
+        default=None, description="what becomes of the two scores; None is the sum for dustin-merged, else the larger"
+    )
+    lookahead_law: PowerLaw = Field(
+        default=PowerLaw(factor=1, exponent=1), description="dustin-marginal: attention expected of a lookahead share"
+    )
+    history_law: PowerLaw = Field(
+        default=PowerLaw(factor=1, exponent=1), description="dustin-marginal: attention expected of a history share"
+    )
+    rate: float = Field(
+        default=0.02, ge=0, le=1, description="dustin-feedback: of the free budget, that m moves a step"
+    )
+    handicap: float = Field(default=1, gt=0, description="dustin-feedback: what lookahead's side is multiplied by")
+
+
 class Selection(_Strict):
     """Which tokens verification reads (arXiv 2606.24957, Eq. 6)."""
 
@@ -102,6 +133,9 @@ class Selection(_Strict):
     own: OwnLists | None = Field(
         default=None, description="what each layer chooses itself; None is the paper's one list"
     )
+    split: Split | None = Field(
+        default=None, description="how methods without a fixed m split the budget; None is their defaults"
+    )
 
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
@@ -113,11 +147,9 @@ class Selection(_Strict):
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves `own` out where it is None, as files and run directories from before it have it."""
+        """Leaves `own` and `split` out where they are None, as files and run directories from before them do."""
         data: dict[str, Any] = serialise(self)
-        if data.get("own", ...) is None:
-            del data["own"]
-        return data
+        return {name: value for name, value in data.items() if value is not None or name not in ("own", "split")}
 
 
 def changed(selection: Selection, budget: int | None, m: int | None) -> Selection:

@@ -17,8 +17,8 @@ from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.shards import Share
-from dustin_runtime.policies.draft_rows import all_heads
-from dustin_runtime.policies.dustin_layers import own_lists, shares
+from dustin_runtime.policies import POLICIES
+from dustin_runtime.policies.dustin_layers import own_lists
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import DENSE
 from dustin_runtime.pricing import DEVICES, Device, body_weights
@@ -35,8 +35,6 @@ class Cost(NamedTuple):
         return 1e3 * max(self.bytes / device.bytes_per_s, self.flops / device.flops_per_s)
 
 
-ALL_HEADS = ("specattn", "specattn-all", "smallkv")
-"""Methods that ask every head of the draft."""
 NOTHING = Cost(0, 0.0)
 
 
@@ -108,8 +106,8 @@ def step_costs(
     """The floor of one step, on one rank of `world`.
 
     Args:
-        method: its name. `magicdec` and `triforce` draft over `draft_budget` tokens; of the sparse ones Dustin scores,
-            and what asks `ALL_HEADS`.
+        method: its name. `magicdec` and `triforce` draft over `draft_budget` tokens; of the sparse ones those score
+            that use history or lookahead.
         draft: None for vanilla.
         lengths: tokens in every row's cache before the step (its prefix).
         depth: draft tokens per step; vanilla has none.
@@ -167,12 +165,10 @@ def step_costs(
         )
         logits += logits_bytes(drafting, len(drafted), element_bytes)
     scores = NOTHING
-    if selection is not None and method in ("dustin", "dustin-t", "dustin-d", "dustin-layers", *ALL_HEADS):
-        by_layers = method == "dustin-layers"
-        free = selection.budget - selection.sink - selection.window - (shares(selection).own if by_layers else 0)
-        m = {"dustin": selection.m, "dustin-t": 0, "dustin-layers": shares(selection).m}.get(method, free)
-        past = part.asked([selection.history] if m < free else [])
-        ahead = drafting.asked((all_heads(draft) if method in ALL_HEADS else selection.lookahead) if m > 0 else [])
+    policy = POLICIES[method](selection)
+    if selection is not None and (policy.uses_history or policy.uses_lookahead):
+        past = part.asked([selection.history] if policy.uses_history else [])
+        ahead = drafting.asked(policy.lookahead_heads(draft) if policy.uses_lookahead else ())
         by_rank = [
             sum_costs(
                 *(history_cost(part.shape, entry, lengths, kv_bytes) for entry in past[rank % len(past)]),
@@ -181,7 +177,7 @@ def step_costs(
             for rank in range(world)
         ]
         scores = max(by_rank, key=lambda cost: cost.bytes)  # a step waits for the rank that has the most
-        if by_layers:
+        if method == "dustin-layers":
             scores = sum_costs(scores, own_cost(target, selection, lengths, element_bytes))
     return StepCosts(target_linears, verify, draft_linears, draft_attention, scores, Cost(logits, 0.0))
 

@@ -276,6 +276,7 @@ def selection(budget: int) -> Selection:
 
 
 COMPARED = [
+    *method_names.ADAPTIVE,
     "dustin-layers",
     "snapkv",
     "snapkv-8",

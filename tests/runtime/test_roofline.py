@@ -7,7 +7,7 @@ import pytest
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import UsageError
 from dustin_runtime.links import LINKS, Link, step_sums_ms
-from dustin_runtime.method_names import METHODS, QUEST, SPARSE
+from dustin_runtime.method_names import ADAPTIVE, METHODS, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
 from dustin_runtime.pricing import DEVICES, Device
@@ -98,6 +98,7 @@ def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) ->
     lookahead = (20 + 3 + 7 + 3) * 1 * 4 * 2
     everything = lookahead * DRAFT.layers * DRAFT.kv_heads
     wanted = {"dustin": history + lookahead, "dustin-t": history, "dustin-d": lookahead}
+    wanted |= dict.fromkeys(ADAPTIVE, history + lookahead)
     layer = (20 + 7) * TARGET.kv_heads * 4 * 2  # the keys of one
     wanted["dustin-layers"] = history + lookahead + layer
     wanted |= dict.fromkeys(("specattn-all", "smallkv"), everything)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dustin_runtime.config import DustinConfig, Selection
 from dustin_runtime.errors import ConfigError, UsageError
+from dustin_runtime.policies.adaptive_split import DustinFeedback, DustinMarginal, DustinMerged
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
@@ -19,7 +20,7 @@ from dustin_runtime.policies.triforce import TriForce
 
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec, TriForce),
-    *(Dustin, DustinT, DustinD, DustinLayers),
+    *(Dustin, DustinT, DustinD, DustinLayers, DustinMerged, DustinMarginal, DustinFeedback),
     *(
         StreamingLLM,
         StreamingPrompt,
