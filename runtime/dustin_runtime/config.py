@@ -97,25 +97,25 @@ class PowerLaw(_Strict):
 class Split(_Strict):
     """How the budget is split between lookahead and history by the methods that have no fixed m."""
 
-    weight: float | None = Field(
-        default=None, ge=0, le=1, description="dustin-merged: of lookahead; None is m / (budget - sink - window)"
-    )
+    weight: float = Field(default=0.5, ge=0, le=1, description="dustin-merged: of lookahead; the rest is history's")
     scale: Literal["sum", "rank"] = Field(
         default="sum", description="dustin-merged: scores over their sum, or over the last that would be kept alone"
     )
-    combine: Literal["sum", "max"] | None = Field(
-        default=None, description="what becomes of the two scores; None is the sum for dustin-merged, else the larger"
+    combine: Literal["sum", "max"] = Field(
+        default="sum", description="dustin-merged, dustin-marginal: what becomes of a token's two values"
     )
     lookahead_law: PowerLaw = Field(
-        default=PowerLaw(factor=1, exponent=1), description="dustin-marginal: attention expected of a lookahead share"
+        default=PowerLaw(factor=1, exponent=0.5), description="dustin-marginal: attention expected of a lookahead share"
     )
     history_law: PowerLaw = Field(
-        default=PowerLaw(factor=1, exponent=1), description="dustin-marginal: attention expected of a history share"
+        default=PowerLaw(factor=1, exponent=0.5), description="dustin-marginal: attention expected of a history share"
     )
     rate: float = Field(
-        default=0.02, ge=0, le=1, description="dustin-feedback: of the free budget, that m moves a step"
+        default=0.05, ge=0, le=1, description="dustin-feedback: of the free budget, the most that m moves in a step"
     )
-    handicap: float = Field(default=1, gt=0, description="dustin-feedback: what lookahead's side is multiplied by")
+    handicap: float = Field(
+        default=4, gt=0, description="dustin-feedback: what the attention on lookahead's tokens is multiplied by"
+    )
 
 
 class Selection(_Strict):

@@ -28,13 +28,6 @@ def split_of(selection: Selection) -> Split:
     return selection.split or Split()
 
 
-def weight_of(selection: Selection) -> float:
-    """Of lookahead in a merged ranking: as configured, or its share of the budget under the configured m."""
-    weight = split_of(selection).weight
-    free = selection.budget - selection.sink - selection.window
-    return selection.m / free if weight is None else weight
-
-
 def shares(scores: Tensor, eligible: Tensor) -> Tensor:
     """Scores over their sum, 0 where not eligible.
 
@@ -54,13 +47,13 @@ def over_last(scores: Tensor, eligible: Tensor, count: int) -> Tensor:
 
 def merged(lookahead: Tensor, history: Tensor, eligible: Tensor, selection: Selection) -> Tensor:
     """[B, N] fp32: both scores on one scale, weighted; their sum or the larger one."""
-    split, weight = split_of(selection), weight_of(selection)
+    split = split_of(selection)
     if split.scale == "sum":
         ahead, past = shares(lookahead, eligible), shares(history, eligible)
     else:
         free = selection.budget - selection.sink - selection.window
         ahead, past = over_last(lookahead, eligible, free), over_last(history, eligible, free)
-    return _joined(weight * ahead, (1 - weight) * past, split.combine or "sum")
+    return _joined(split.weight * ahead, (1 - split.weight) * past, split.combine)
 
 
 def calibrated(lookahead: Tensor, history: Tensor, eligible: Tensor, selection: Selection) -> Tensor:
@@ -68,7 +61,7 @@ def calibrated(lookahead: Tensor, history: Tensor, eligible: Tensor, selection: 
     split = split_of(selection)
     ahead = expected(shares(lookahead, eligible), split.lookahead_law)
     past = expected(shares(history, eligible), split.history_law)
-    return _joined(ahead, past, split.combine or "max")
+    return _joined(ahead, past, split.combine)
 
 
 def expected(share: Tensor, law: PowerLaw) -> Tensor:
@@ -159,12 +152,12 @@ class DustinMerged(_OneRanking):
     @property
     def uses_history(self) -> bool:
         assert self.selection is not None
-        return not self.selection.lookahead or weight_of(self.selection) < 1
+        return not self.selection.lookahead or split_of(self.selection).weight < 1
 
     @property
     def uses_lookahead(self) -> bool:
         assert self.selection is not None
-        return bool(self.selection.lookahead) and weight_of(self.selection) > 0
+        return bool(self.selection.lookahead) and split_of(self.selection).weight > 0
 
     def _scores(self, lookahead: Tensor, history: Tensor, eligible: Tensor) -> Tensor:
         assert self.selection is not None
@@ -173,13 +166,16 @@ class DustinMerged(_OneRanking):
 
 @dataclass(frozen=True)
 class DustinMarginal(_OneRanking):
-    """The next token comes from the ranked list whose next one adds more expected mass, until the budget is spent.
+    """Tokens ranked by the attention that their scores promise, each score by a power law of its share.
 
-    A list's next token has the largest score that it has left. If the mass expected at a score grows with it, this
-    greedy merge of two sorted lists takes tokens in order of the larger of their two expectations (a token that is in
-    both is taken at the first), so it is one ranking by that maximum. The expectation is a power law of the score's
-    share, fitted on traces (`dustin_profile.search.split_fit`). `combine: sum` adds the two expectations instead, as
-    if each signal knew what the other does not.
+    With `combine: max` the next token comes from the ranked list whose next one adds more expected mass, until the
+    budget is spent: a list's next token has the largest score that it has left, and what a score promises grows with
+    it, so this greedy merge of two sorted lists takes tokens in order of the larger of their two promises (a token
+    that is in both at the first), which is one ranking by that maximum. `sum`, the default, adds the promises, as if
+    each signal knew what the other does not: a token that both name ranks above one that either names as strongly.
+
+    `dustin_profile.search.split_fit` fits the laws on traces. The default is the root of both, which lies between
+    adding shares and adding ranks.
     """
 
     name: ClassVar[str] = "dustin-marginal"
@@ -231,15 +227,15 @@ class SplitFeedback:
         self.m.add_(self.split.rate * self.free * lead).clamp_(0, self.free)
 
     def margins(self, history: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows] fp32 each: mean attention near the end of either list's share, an eighth of the budget to each side.
+        """[rows] fp32 each: mean attention at the end of either list's share, its last quarter and as many behind it.
 
-        Both sides, so that a list whose share is empty can gain one.
+        With those behind it, a list whose share is empty can gain one.
         """
         cut = self.cut.unsqueeze(1)
         return self._margin(self.lookahead, cut, history), self._margin(self.history, self.free - cut, history)
 
     def _margin(self, positions: Tensor, cut: Tensor, history: Tensor) -> Tensor:
-        reach = max(self.free // 8, 1)
+        reach = (cut // 4).clamp(min=1)
         near = (self._rank >= cut - reach) & (self._rank < cut + reach)
         # Those beyond the columns are of a row that has ended.
         near &= (positions >= 0) & (positions < history.shape[1])
@@ -262,7 +258,7 @@ class DustinFeedback(_Adaptive):
     of tokens near the end of their lists would have been worth more then: those that lookahead alone would have, or
     those that history alone would have. m moves by `rate` times the free budget, times the difference of the two in
     relation to their sum. History is measured by its own heads, one step later, which favours it: `handicap` is what
-    lookahead's side is multiplied by, and 1 where none was fitted. Each call of `select` is a step.
+    lookahead's side is multiplied by. Each call of `select` is a step.
     """
 
     name: ClassVar[str] = "dustin-feedback"
