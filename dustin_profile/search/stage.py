@@ -14,6 +14,7 @@ from dustin_profile.rundir import open_stage
 from dustin_profile.search.budget import Budget
 from dustin_profile.search.evaluate import Policy, Recovery, evaluate
 from dustin_profile.search.phases import SearchOptions, SearchResult, search
+from dustin_profile.search.split_fit import fit_split
 from dustin_profile.search.study import StudyResult, write_study
 from dustin_profile.settings import SearchSettings, Settings
 from dustin_profile.statistics import flat_top, interval, m_interval, split
@@ -70,6 +71,8 @@ def run_search(
     reported = resident(store.subset(held_out or ids), place)
     folder = run_dir / "search"
     inputs = {"version": SEARCH_VERSION, "traces": digest(store.inputs)} | asdict(chosen) | {"budget": budget}
+    if not chosen.fit_split:
+        del inputs["fit_split"]  # a search from before there was a choice is the same
     open_stage(folder, inputs, settings.overwrite)
 
     found = search(searched, search_options(chosen, budget))
@@ -92,6 +95,8 @@ def run_search(
         lookahead=tuple(LayerHeads(layer=d, heads=tuple(heads["lookahead"][d])) for d in found.draft.layers),
         retrieval_heads=tuple(tuple(heads["history"][layer]) for layer in range(pair.target_shape.layers)),
     )
+    if chosen.fit_split:
+        selection = selection.model_copy(update={"split": fit_split(searched, selection)})
     measured = evaluate(
         reported, target_layer=found.target.layer, draft_layers=found.draft.layers, m=study.m, budget=limits
     )

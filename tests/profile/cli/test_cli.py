@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 import dustin_runtime
 from dustin_profile.traces.store import TraceStore
-from dustin_runtime.config import DustinConfig, load_config, save_config
+from dustin_runtime.config import DustinConfig, Split, load_config, save_config
 from dustin_runtime.files import read_json, write_json
 from dustin_runtime.pairs import all_pairs
 
@@ -150,7 +150,15 @@ def test_self_drafts_other_settings_and_samplers(tiny_pair: TinyPair, tmp_path: 
     assert sum(len(heads) for heads in results["heads"]["evaluation"].values()) == 24
     assert (results["selection"]["sink"], results["selection"]["window"]) == (2, 8)
     assert results["m"]["trials"] == 5
-    assert load_config(tmp_path).provenance["arguments"]["sampler"] == "tpe"
+    found = load_config(tmp_path)
+    assert found.provenance["arguments"]["sampler"] == "tpe"
+    assert found.selection.split is None and "split" not in results["selection"]
+    assert "fit_split" not in read_json(tmp_path / "search" / "inputs.json")
+    fitted = one_document(dustin_profile("search", *options, "--fit-split", "--overwrite", "--json"))
+    learned = load_config(tmp_path).selection
+    assert learned.split is not None and learned.split != Split()
+    assert fitted["selection"] == learned.model_dump(mode="json") | {"split": learned.split.model_dump(mode="json")}
+    assert fitted["policies"] == results["policies"]
     checked = dustin_profile("check", tmp_path, "--baseline", tmp_path / "results.json", *options[:5], "--json")
     assert abs(one_document(checked)["difference"]) < 1e-6
 
