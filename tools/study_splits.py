@@ -42,6 +42,8 @@ EIGHTHS = range(9)
 """Fixed m, of all that is free."""
 DEFAULT_CELLS: tuple[dict[str, Any], ...] = (
     *({"method": name} for name in ADAPTIVE),
+    {"method": "dustin-merged", "weight": 0.25},
+    {"method": "dustin-merged", "weight": 0.75},
     {"method": "dustin-merged", "scale": "rank"},
     {"method": "dustin-merged", "combine": "max"},
     {"method": "dustin-marginal", "combine": "max"},
