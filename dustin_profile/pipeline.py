@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dustin_profile.choices import Mode
 from dustin_profile.progress import say
-from dustin_profile.settings import PairChoice, Settings
+from dustin_profile.settings import PairChoice, Settings, steps_to_time
 from dustin_profile.srh.stage import HeadPrompts, find_heads, read_heads, summarise
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.stage import calibration, collect_traces, evaluation_heads
@@ -23,6 +23,7 @@ from dustin_runtime.loading import Pair, open_pair, pick_device, pick_dtype
 from dustin_runtime.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
+    from dustin_profile.latency.stage import Latency, Serving
     from dustin_profile.search.stage import Found
     from dustin_profile.search.stopping import Decision
     from dustin_runtime.models.decoder import Decoder
@@ -127,15 +128,22 @@ class Pipeline:
 
     def search(self) -> Found | None:
         """Everything up to the emitted config; None on other ranks than the first, which end before the search."""
-        from dustin_profile.search.stage import run_search
+        from dustin_profile.search.stage import Timed, run_search
+        from dustin_profile.search.tau import agreement
 
         with self.ranks.alike(loading=True):
             asked, layers = self.settings.search.draft_layers, self.pair.draft_shape.layers
             if asked > layers:
                 raise UsageError(f"--draft-layers {asked}: the draft has {layers}; give 1 to {layers}")
+            if self.settings.objective.objective == "throughput":
+                self._check_room()
         store, heads = self.traces()
         if self.ranks.rank:
             return None
+        timed = None
+        if self.settings.objective.objective == "throughput":
+            agreement(store, 0)  # before steps are timed
+            timed = Timed(self.latency(), self._serving().steps)
         with self._timed("search", ALONE):
             return run_search(
                 self.run_dir,
@@ -147,7 +155,43 @@ class Pipeline:
                 budget=self.choice.budget,
                 device=self.device,
                 seconds=self._seconds(),
+                timed=timed,
             )
+
+    def latency(self, here: bool = False) -> Latency:
+        """Time the steps that a search for throughput may choose among, where that is not done yet.
+
+        Args:
+            here: whether it has to be done on this device.
+        """
+        from dustin_profile.latency.stage import measured
+
+        self._check_room()
+        with self._timed("latency", ALONE):
+            return measured(
+                self.run_dir,
+                self.pair,
+                lambda: (self.target, self.draft),
+                self._serving(),
+                self.dtype,
+                self.device,
+                self.settings.overwrite,
+                here,
+            )
+
+    def _serving(self) -> Serving:
+        from dustin_profile.latency.stage import Serving
+
+        layers = min(self.settings.search.draft_layers, self.pair.draft_shape.layers)
+        steps = steps_to_time(self.settings, self.choice)
+        return Serving(self.settings.steps.batch, self.settings.data.context, steps, layers)
+
+    def _check_room(self) -> None:
+        """Refuse early what cannot be timed, unless it is timed already."""
+        from dustin_profile.latency.stage import LATENCY, check_room
+
+        if not (self.run_dir / LATENCY).exists():
+            check_room(self.pair, self._serving(), self.dtype, self.device)
 
     @contextmanager
     def _timed(self, stage: str, ranks: Ranks) -> Iterator[None]:

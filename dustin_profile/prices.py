@@ -6,9 +6,9 @@ import time
 from statistics import mean
 from typing import Any
 
-from dustin_profile.settings import PairChoice, Settings
+from dustin_profile.settings import PairChoice, Settings, steps_to_time
 from dustin_runtime.models.shape import ModelShape, check_context
-from dustin_runtime.pricing import DEVICES, Device, price_profile
+from dustin_runtime.pricing import DEVICES, Device, StagePrice, devices_needed, price_profile, weights_bytes
 
 NEEDLES = 10
 """Needles in the built-in file; a dry run does not read one."""
@@ -45,6 +45,8 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
             device=device,
             element_bytes=element_bytes,
         )
+        if "latency" in stages:
+            priced[2:] = _timed(settings, choice, target, draft, priced[2], device, element_bytes)
         shared = {"device": device.name, "element_bytes": element_bytes}
         rows += [shared | stage._asdict() for stage in priced if stage.stage in stages]
     return {
@@ -54,6 +56,47 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
         "draft": {"id": choice.draft, "parameters": draft.parameters, "layers": draft.layers},
         "stages": rows,
     }
+
+
+def _timed(
+    settings: Settings,
+    choice: PairChoice,
+    target: ModelShape,
+    draft: ModelShape,
+    search: StagePrice,
+    device: Device,
+    element_bytes: int,
+) -> list[StagePrice]:
+    """The steps that are timed for a search for throughput, each at its floor, and that search, over every budget.
+
+    Left out: noise for the caches, and on a GPU kernels compiled and graphs captured, which take longer than the steps.
+    """
+    from dustin_profile.latency.measure import CPU_ROUNDS, GPU_STEPS, LIMIT_S, REPEATS, WARM_UP, selection_for
+    from dustin_profile.latency.model import steps_left_out, steps_to_fit
+    from dustin_runtime.roofline import step_costs
+
+    steps, rows, context = steps_to_time(settings, choice), settings.steps.batch, settings.data.context
+    layers = min(settings.search.draft_layers, draft.layers)
+    at_once, rounds = (1, CPU_ROUNDS) if device.name == "this cpu" else (GPU_STEPS, 1)
+    seconds = 0.0
+    for step in (*steps_to_fit(*steps, layers), *steps_left_out(*steps, layers)):
+        costs = step_costs(
+            "dustin",
+            target,
+            draft,
+            [context] * rows,
+            depth=step.depth,
+            selection=selection_for(step, target, draft),
+            draft_budget=step.budget if step.windowed else None,
+            element_bytes=element_bytes,
+        )
+        one = costs.milliseconds(device) / 1e3
+        seconds += rounds * (WARM_UP * one + max(3 * at_once * one, min(REPEATS * at_once * one, LIMIT_S)))
+    held = sum(
+        weights_bytes(shape, element_bytes) + rows * shape.kv_bytes(context, element_bytes) for shape in (target, draft)
+    )
+    timed = StagePrice("latency", seconds, held, 0, devices_needed(held, device))
+    return [timed, search._replace(seconds=search.seconds * len(steps.budgets))]
 
 
 def pair_shapes(settings: Settings, choice: PairChoice) -> tuple[ModelShape, ModelShape]:

@@ -13,9 +13,11 @@ from dustin_profile.settings import (
     DataSettings,
     HeadSettings,
     ModelSettings,
+    ObjectiveSettings,
     PairChoice,
     SearchSettings,
     Settings,
+    StepSettings,
     by_flag,
     check_settings,
     choose_pair,
@@ -94,12 +96,21 @@ def trace(
         print("{folder}: {documents} documents, {windows} windows, {bytes} bytes".format(**summary))
 
 
-@with_settings(models=ModelSettings, heads=HeadSettings, data=DataSettings, search=SearchSettings)
+@with_settings(
+    models=ModelSettings,
+    heads=HeadSettings,
+    data=DataSettings,
+    search=SearchSettings,
+    objective=ObjectiveSettings,
+    steps=StepSettings,
+)
 def search(
     models: ModelSettings,
     heads: HeadSettings,
     data: DataSettings,
     search: SearchSettings,
+    objective: ObjectiveSettings,
+    steps: StepSettings,
     depth: Depth = None,
     run_dir: RunDir = None,
     overwrite: Overwrite = False,
@@ -108,9 +119,12 @@ def search(
     quiet: Quiet = False,
 ) -> None:
     """Search layers and budget split, and emit the config: runs the stages before it as needed."""
-    run = Run(depth, search.budget, run_dir, overwrite, quiet, models=models, heads=heads, data=data, search=search)
+    groups = {"models": models, "heads": heads, "data": data}
+    groups |= {"search": search, "objective": objective, "steps": steps}
+    run = Run(depth, search.budget, run_dir, overwrite, quiet, **groups)
     if dry_run:
-        run.price(as_json, ("srh", "trace", "search"))
+        timed = ("latency",) if objective.objective == "throughput" else ()
+        run.price(as_json, ("srh", "trace", *timed, "search"))
         return
     with run.started() as pipeline:
         found = pipeline.search()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -28,6 +29,9 @@ class Windows:
     """[target layers, W, N] fp16: attention of the last processed position, summed over the layer's SRHs."""
     lookahead: Tensor
     """[draft layers, W, N] fp16: attention of the draft's queries, summed over queries and the layer's SRHs."""
+    agrees: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    """[C] bool: whether the draft, having read everything before token j of the continuation, would propose it. Empty
+    of traces that were made before this was recorded."""
 
 
 class Documents(Protocol):

@@ -1,0 +1,158 @@
+"""The search for throughput: every budget, number of draft layers, m, depth and draft cache that could be the best.
+
+ARR is exact on the traced windows, whose depth stands for smaller ones: these verify fewer queries, which lie nearer to
+the history, so their own ARR should be a little higher. Tokens per second are predicted: batch * tokens per step / time
+of a step, the one walked on the trajectories (`tau`), the other from a measured model (`latency`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dustin_profile.choices import DraftCache
+from dustin_profile.latency.model import Step
+from dustin_profile.latency.stage import Latency
+from dustin_profile.search.choosing import choose, front
+from dustin_profile.search.phases import SearchOptions
+from dustin_profile.search.splits import SplitChoice, split_choices
+from dustin_profile.search.tau import tokens_per_step
+from dustin_profile.settings import ObjectiveSettings
+from dustin_profile.statistics import interval
+from dustin_profile.traces.windows import Documents
+
+ASSUMED = "sink+window"
+"""The draft cache whose ARR and tokens per step are assumed: traces are of a draft that reads everything."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration and what it is predicted to do."""
+
+    split: SplitChoice
+    depth: int
+    draft_cache: DraftCache
+    ms: float
+    """Of a step."""
+    tau: float
+    """Tokens per step on the search documents."""
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a search for throughput ends with; `record` goes to the results."""
+
+    candidate: Candidate
+    record: dict[str, Any]
+
+
+def search_throughput(
+    searched: Documents,
+    reported: Documents,
+    options: Sequence[SearchOptions],
+    depths: Sequence[int],
+    latency: Latency,
+    objective: ObjectiveSettings,
+    seed: int,
+) -> Chosen:
+    """Enumerate the candidates and choose on the search documents.
+
+    Args:
+        options: one per budget.
+
+    Raises:
+        UsageError: no candidate is good enough for the rule.
+        MissingError: the traces do not say what the draft would have proposed.
+        NothingMeasuredError, ConfigError: as `search`.
+    """
+    taus, behind = (tokens_per_step(documents, tuple(depths)) for documents in (searched, reported))
+    caches: list[DraftCache] = ["full", "sink+window"] if objective.draft_cache == "both" else [objective.draft_cache]
+    splits = [choice for one in options for choice in split_choices(searched, reported, one)]
+    found = candidates(splits, depths, taus.nanmean(0).tolist(), caches, latency)
+    speed = [candidate.tokens_per_s for candidate in found]
+    per_document = torch.stack([candidate.split.searched for candidate in found])
+    best = choose(objective.choose, objective.least_arr, speed, per_document)
+    tau = dict(zip(depths, (_tau(behind[:, column], seed) for column in range(len(depths))), strict=True))
+    record = {
+        "objective": "throughput",
+        "rule": {"choose": objective.choose}
+        | ({"least_arr": objective.least_arr} if objective.choose == "least-arr" else {}),
+        "batch": latency.batch,
+        "context": latency.document["inputs"]["context"],
+        "tau": {str(depth): value for depth, value in tau.items()},
+        "chosen": best,
+        "front": front(speed, per_document.mean(1).tolist()),
+        "candidates": [_entry(candidate, tau[candidate.depth], latency.batch, seed) for candidate in found],
+        "windowed_draft": _windowed(found[best], latency),
+        "latency": {
+            "sha256": latency.sha256,
+            "device": latency.document["device"],
+            "dtype": latency.document["dtype"],
+            "max_relative_error": latency.document["max_relative_error"],
+        },
+    }
+    return Chosen(found[best], record)
+
+
+def candidates(
+    splits: Sequence[SplitChoice],
+    depths: Sequence[int],
+    taus: Sequence[float],
+    draft_caches: Sequence[DraftCache],
+    latency: Latency,
+) -> list[Candidate]:
+    """Every split at every depth with every cache of the draft.
+
+    Args:
+        taus: tokens per step at each depth.
+    """
+    found = []
+    for split in splits:
+        for depth, tau in zip(depths, taus, strict=True):
+            for cache in draft_caches:
+                ms = latency.milliseconds(_step(split, depth, cache))
+                found.append(Candidate(split, depth, cache, ms, tau, 1e3 * latency.batch * tau / ms))
+    return found
+
+
+def _step(split: SplitChoice, depth: int, cache: DraftCache) -> Step:
+    return Step(depth, split.budget, cache == ASSUMED, split.layers, split.history)
+
+
+def _tau(values: Tensor, seed: int) -> dict[str, Any]:
+    return interval(values[~values.isnan()].numpy(), seed)._asdict()
+
+
+def _entry(candidate: Candidate, tau: dict[str, Any], batch: int, seed: int) -> dict[str, Any]:
+    """A candidate as JSON: chosen by the figures of the search documents, ARR and tokens/s of the reported ones."""
+    split, per_s = candidate.split, 1e3 * batch / candidate.ms
+    return {
+        "budget": split.budget,
+        "m": split.m,
+        "draft_layers": list(split.found.draft.layers) if split.m else [],
+        "target_layer": split.found.target.layer,
+        "depth": candidate.depth,
+        "draft_cache": candidate.draft_cache,
+        "step_ms": candidate.ms,
+        "arr": interval(split.reported.numpy(), seed, share=True)._asdict(),
+        "tokens_per_s": {name: tau[name] and per_s * tau[name] for name in ("mean", "low", "high")}
+        | {"assumed_tau": candidate.draft_cache == ASSUMED},
+        "search": {
+            "arr": float(split.searched.mean()),
+            "tau": candidate.tau,
+            "tokens_per_s": candidate.tokens_per_s,
+        },
+    }
+
+
+def _windowed(chosen: Candidate, latency: Latency) -> dict[str, float]:
+    """What a draft with a window would have to keep of its tokens per step to pay off in the chosen configuration."""
+    full, windowed = (
+        latency.milliseconds(_step(chosen.split, chosen.depth, cache)) for cache in ("full", "sink+window")
+    )
+    return {"step_ms": windowed, "full_step_ms": full, "least_share_of_tau": windowed / full}
