@@ -14,7 +14,7 @@ from dustin_profile.search.evaluate import Policy, Recovery, evaluate
 from dustin_profile.search.stage import RESULTS_VERSION
 from dustin_profile.settings import ModelSettings, choose_pair
 from dustin_profile.statistics import interval
-from dustin_profile.traces.collect import Collector, TraceSettings
+from dustin_profile.traces.collect import Collector, Prompted, ShortContinuationError, TraceSettings
 from dustin_profile.traces.stage import prompts_of, require_same
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.config import DustinConfig
@@ -151,11 +151,14 @@ def _measure(
         shared_vocab=pair.shared_vocab,
         stop_ids=pair.stop_ids(),
         capacity=max(len(prompt.ids) for prompt in prompts) + traces["continuation"],
+        rows=traces.get("rows", 1),
     )
     windows: list[Windows] = []
     with progress("check", len(prompts)) as advance:
-        for prompt in prompts:
-            windows.append(collector.trace(prompt.id, prompt.ids, prompt.answer_ids))
+        for found in collector.trace_all([Prompted(prompt.id, prompt.ids, prompt.answer_ids) for prompt in prompts]):
+            if isinstance(found, ShortContinuationError):
+                raise found
+            windows.append(found)
             advance(1)
     return evaluate(
         windows,

@@ -106,6 +106,7 @@ class Pipeline:
                 self.pair,
                 lambda: (self.target, self.draft),
                 self.dtype,
+                self.device,
                 data,
                 self.choice.depth,
                 prompts,
@@ -124,7 +125,7 @@ class Pipeline:
         data, chosen = self.settings.data, self.settings.search
         chosen = replace(chosen, draft_layers=min(chosen.draft_layers, self.pair.draft_shape.layers))
         options = search_options(chosen, self.choice.budget)
-        return Decision(options, chosen.held_out, data.decided_within, data.least_documents)
+        return Decision(options, chosen.held_out, data.decided_within, data.least_documents, self.device)
 
     def search(self) -> Found | None:
         """Everything up to the emitted config; None on other ranks than the first, which end before the search."""

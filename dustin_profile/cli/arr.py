@@ -123,4 +123,4 @@ def _again(
         return pair.load_target(dtype, device)
 
     inputs = {"device": device_kind(device), "dtype": str(dtype).removeprefix("torch.")}
-    return Again(load, prompts, distance or DISTANCES, pair.stop_ids(), pair.shared_vocab, inputs)
+    return Again(load, prompts, distance or DISTANCES, inputs)

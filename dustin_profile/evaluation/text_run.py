@@ -108,7 +108,7 @@ class TextRun:
         self.stepper = TextStepper(ready, policy, depth, vocab)
         self.state = _state(ready, self.stepper)
         self._prompt = len(ready.prompt)
-        graph = len(ready.text) > 1 and capturable(self.stepper)
+        graph = len(ready.text) > 1 and capturable(self.stepper.target, self.stepper.draft)
         self._captured = StepGraph(self.stepper, self.state) if graph else None
         # Only now, for what a policy keeps would grow in the steps before a capture.
         if self.state.memory:

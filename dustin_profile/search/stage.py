@@ -21,6 +21,7 @@ from dustin_profile.search.study import StudyResult, write_study
 from dustin_profile.settings import SearchSettings, Settings, StepsToTime
 from dustin_profile.statistics import flat_top, interval, m_interval, split
 from dustin_profile.traces.collect import Heads
+from dustin_profile.traces.resident import resident
 from dustin_profile.traces.store import TraceStore
 from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
 from dustin_runtime.files import digest, write_json, write_text
@@ -61,6 +62,7 @@ def run_search(
 
     Args:
         heads: `history` and `evaluation` of the target, `lookahead` of the draft.
+        device: where traces are ranked.
         seconds: time spent per stage, for the provenance.
         timed: to search for throughput; budget and depth are then chosen too.
 
@@ -74,8 +76,9 @@ def run_search(
     entries = store.entries
     held_out = split([e["id"] for e in entries], [e["source"] for e in entries], chosen.held_out)
     ids = [entry["id"] for entry in entries]
-    searched = store.subset(set(ids) - held_out)
-    reported = store.subset(held_out or ids)
+    place = torch.device(device)
+    searched = resident(store.subset(set(ids) - held_out), place)
+    reported = resident(store.subset(held_out or ids), place)
     folder = run_dir / "search"
     inputs = {"version": SEARCH_VERSION, "traces": digest(store.inputs)} | asdict(chosen) | {"budget": budget}
     if timed:

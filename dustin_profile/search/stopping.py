@@ -19,6 +19,7 @@ from torch import Tensor
 from dustin_profile.evaluation.draw import Draw
 from dustin_profile.search.phases import SearchOptions, SearchResult, search, usable
 from dustin_profile.statistics import Interval, held_out_names, interval, split, upper_ends
+from dustin_profile.traces.resident import to_device
 from dustin_profile.traces.store import TraceStore
 from dustin_profile.traces.windows import Windows
 
@@ -38,12 +39,14 @@ class Decision:
         held_out: share of the documents that the search will not see.
         within: ARR that another choice may at most gain, and half-width of hybrid minus history alone.
         least: documents that are looked at before anything is decided.
+        device: where traces are ranked.
     """
 
     options: SearchOptions
     held_out: float
     within: float
     least: int
+    device: str = "cpu"
     _known: Known = field(default_factory=dict, repr=False, compare=False)
 
     def batches(self, documents: Sequence[dict[str, Any]]) -> list[list[int]]:
@@ -68,7 +71,7 @@ class Decision:
         searched = store.subset({entry["id"] for entry in entries} - held)
         if len(searched) < 2:
             return None
-        found = search(Remembered(searched, self._known), self.options)
+        found = search(Remembered(searched, self._known, torch.device(self.device)), self.options)
         gains = could_gain(found)
         curve = found.curve.per_document
         hybrid = interval((curve[:, found.curve.m] - curve[:, 0]).numpy(), _SEED)
@@ -147,20 +150,20 @@ class Remembered:
         known: what searches with the same options measured before; what this one measures is added.
     """
 
-    def __init__(self, store: TraceStore, known: Known) -> None:
-        self.store, self.known = store, known
+    def __init__(self, store: TraceStore, known: Known, device: torch.device) -> None:
+        self.store, self.known, self.device = store, known, device
 
     def __len__(self) -> int:
         return len(self.store)
 
     def __getitem__(self, index: int) -> Windows:
-        return self.store[index]
+        return to_device(self.store[index], self.device)
 
     def rows(self, measure: Callable[[Windows], Tensor], choices: Hashable) -> Tensor:
         """As `phases.over_documents`."""
         keys = [(entry["id"], choices) for entry in self.store.entries]
         for index, key in enumerate(keys):
             if key not in self.known:
-                (windows,) = usable([self.store[index]])
+                (windows,) = usable([self[index]])
                 self.known[key] = measure(windows).double().mean(-1).cpu()
         return torch.stack([self.known[key] for key in keys])

@@ -18,8 +18,9 @@ from dustin_profile.prompts import Sample
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import attention_rows
 from dustin_runtime.errors import NothingMeasuredError
+from dustin_runtime.greedy import GreedyDecoder
 from dustin_runtime.models.decoder import Decoder
-from dustin_runtime.prefill import CHUNK, greedy, prefill
+from dustin_runtime.prefill import CHUNK, prefill
 
 
 class Score(NamedTuple):
@@ -49,11 +50,9 @@ class Prober:
         steps: int = 32,
     ) -> None:
         self.model = model
-        self.mode = mode
         self.decode, self.accept, self.stop = decode, accept, stop
-        self.vocab = vocab
-        self.steps = steps
         self.cache = model.cache(1, capacity + steps)
+        self.decoder = GreedyDecoder(model, self.cache, vocab, steps) if mode == "generate" else None
         self._held: list[int] = []
 
     def reused(self, ids: Sequence[int]) -> int:
@@ -78,11 +77,10 @@ class Prober:
         shared = self.reused(ids)
         prefill(self.model, self.cache, ids[shared:-1], shared)  # the last token is the first query to observe
         self._held = ids[:-1]
-        if self.mode == "generate":
+        if self.decoder:
             last = prefill(self.model, self.cache, ids[-1:], len(ids) - 1)
             _require_finite(last, sample)
-            first = int(self.model.logits(last)[: self.vocab].argmax())
-            answer = greedy(self.model, self.cache, first, len(ids), self.steps, self.stop, self.vocab)
+            (answer,) = self.decoder(last.unsqueeze(0), [len(ids)], self.stop)
             response = self.decode(answer)
             if not self.accept(response, sample.needle):
                 nothing = torch.zeros(self.model.shape.layers, self.model.shape.query_heads)

@@ -6,8 +6,9 @@ memory grows linearly with the context, and full attention tensors never exist.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +19,23 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import attention_rows
 from dustin_runtime.cache import KVCache
 from dustin_runtime.errors import NothingMeasuredError
+from dustin_runtime.greedy import GreedyDecoder
 from dustin_runtime.models.decoder import Attention, Decoder
-from dustin_runtime.prefill import greedy, prefill
+from dustin_runtime.prefill import chunk_for, prefill
 
 Heads = Mapping[int, Sequence[int]]
 """Chosen query heads by layer."""
+LOGITS = 128
+"""Positions whose logits exist at once."""
+
+
+class Prompted(NamedTuple):
+    """What is traced, by token ids."""
+
+    document: str
+    prompt: Sequence[int]
+    answer: Sequence[int] | None = None
+    """The continuation to force, instead of the target's own."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,7 @@ class Collector:
         evaluation: heads whose mean row is the truth.
         lookahead: heads of every draft layer.
         capacity: positions of the longest prompt with its continuation.
+        rows: documents that are continued together, which is faster: one pass over the weights is shared.
     """
 
     def __init__(
@@ -70,17 +84,17 @@ class Collector:
         shared_vocab: int,
         stop_ids: frozenset[int],
         capacity: int,
+        rows: int = 1,
     ) -> None:
         self.target, self.draft = target, draft
         self.history, self.evaluation, self.lookahead = history, evaluation, lookahead
         self.settings = settings
         self.shared_vocab = shared_vocab
-        self.stop_ids = stop_ids
+        self.rows = rows
         # A window's proposals may reach beyond the trajectory.
-        self.target_cache = target.cache(1, capacity + settings.depth)
         self.draft_cache = draft.cache(1, capacity + settings.depth)
+        self.trajectories = Trajectories(target, rows, capacity, settings.continuation, stop_ids, shared_vocab)
 
-    @torch.inference_mode()
     def trace(self, document: str, prompt: Sequence[int], answer: Sequence[int] | None = None) -> Windows:
         """Trace one document.
 
@@ -91,16 +105,29 @@ class Collector:
             ShortContinuationError: the continuation is shorter than one window.
             NothingMeasuredError: the attention is not finite.
         """
+        (found,) = self.trace_all([Prompted(document, prompt, answer)])
+        if isinstance(found, ShortContinuationError):
+            raise found
+        return found
+
+    @torch.inference_mode()
+    def trace_all(self, documents: Sequence[Prompted]) -> Iterator[Windows | ShortContinuationError]:
+        """Trace documents, `rows` of which are continued together; one by one as each is done.
+
+        Raises:
+            NothingMeasuredError: the attention is not finite.
+        """
+        for begin in range(0, len(documents), self.rows):
+            group = documents[begin : begin + self.rows]
+            for row, text in enumerate(self.trajectories([(one.prompt, one.answer) for one in group])):
+                try:
+                    yield self._windows(row, group[row].document, group[row].prompt, text)
+                except ShortContinuationError as error:
+                    yield error
+
+    def _windows(self, row: int, document: str, prompt: Sequence[int], answer: list[int]) -> Windows:
+        """Trace the document whose prompt lies in a row of the target's cache."""
         length = len(prompt)
-        answer = trajectory(
-            self.target,
-            self.target_cache,
-            prompt,
-            answer,
-            count=self.settings.continuation,
-            stop_ids=self.stop_ids,
-            vocab=self.shared_vocab,
-        )
         prefixes = place_windows(length, len(answer), self.settings)
         if not prefixes:
             need = max(self.settings.depth, self.settings.width)
@@ -109,15 +136,19 @@ class Collector:
             )
         # The pass starts at the last prompt token: its query is the history of the first window.
         forced = [prompt[-1], *answer]
-        truth, history = self._target_rows(forced, length - 1, prefixes)
-        prefill(self.draft, self.draft_cache, prompt[:-1])
-        rows = self._proposal_rows if self.settings.lookahead == "proposals" else self._trajectory_rows
-        lookahead = rows(forced, length - 1, prefixes)
+        truth, history = self._target_rows(self.trajectories.cache.row(row), forced, length - 1, prefixes)
+        prefill(self.draft, self.draft_cache, prompt[:-1], chunk=chunk_for(self.draft.device))
+        if self.settings.lookahead == "proposals":
+            lookahead = self._proposal_rows(forced, length - 1, prefixes)
+            hidden = self._forward(self.draft, self.draft_cache, forced, length - 1, dense_attention)
+        else:
+            lookahead, hidden = self._trajectory_rows(forced, length - 1, prefixes)
         if not all(bool(scores.isfinite().all()) for scores in (truth, history, lookahead)):
             raise NothingMeasuredError(f"{document}: attention is not finite; try --dtype float32")
         columns = torch.arange(max(prefixes), device=truth.device)
         inside = columns < torch.tensor(prefixes, device=truth.device).unsqueeze(1)
         kept = truth[:, : max(prefixes)] * inside
+        text = torch.tensor(answer)
         return Windows(
             document=document,
             prefix=torch.tensor(prefixes),
@@ -125,9 +156,16 @@ class Collector:
             tail=(truth.double().sum(1) - kept.double().sum(1)).float().cpu(),
             history=(history[:, :, : max(prefixes)] * inside).half().cpu(),
             lookahead=(lookahead[:, :, : max(prefixes)] * inside).half().cpu(),
+            text=text,
+            agrees=self._proposed(hidden[0, :-1]).cpu() == text,
         )
 
-    def _target_rows(self, forced: list[int], start: int, prefixes: list[int]) -> tuple[Tensor, Tensor]:
+    def _proposed(self, hidden: Tensor) -> Tensor:
+        """The draft's greedy token behind each position, [tokens] int64."""
+        parts = [self.draft.own_logits(part) for part in hidden.split(LOGITS)]
+        return torch.cat([self.draft.argmax_finite(part, self.shared_vocab)[0] for part in parts])
+
+    def _target_rows(self, cache: KVCache, forced: list[int], start: int, prefixes: list[int]) -> tuple[Tensor, Tensor]:
         """Truth [W, extent] and history [layers, W, extent], fp32, of one pass over the trajectory."""
         width, count = self.settings.width, len(prefixes)
         extent = start + len(forced)
@@ -145,11 +183,11 @@ class Collector:
                 window_rows(truth, q, k, self.evaluation[layer], group, during, start)
             return dense_attention(layer, q, k, v, begin)
 
-        self._forward(self.target, self.target_cache, forced, start, observe)
+        self._forward(self.target, cache, forced, start, observe)
         return truth / (width * sum(len(heads) for heads in self.evaluation.values())), history
 
-    def _trajectory_rows(self, forced: list[int], start: int, prefixes: list[int]) -> Tensor:
-        """Lookahead [layers, W, extent] fp32: the draft reads the trajectory."""
+    def _trajectory_rows(self, forced: list[int], start: int, prefixes: list[int]) -> tuple[Tensor, Tensor]:
+        """Lookahead [layers, W, extent] fp32, and the draft's hidden states: it reads the trajectory."""
         extent = start + len(forced)
         positions = torch.tensor(prefixes, device=self.draft.device).unsqueeze(1)
         positions = positions + torch.arange(self.settings.depth, device=self.draft.device)
@@ -160,8 +198,7 @@ class Collector:
                 window_rows(result[layer], q, k, self.lookahead[layer], self.draft.shape.group, positions, start)
             return dense_attention(layer, q, k, v, begin)
 
-        self._forward(self.draft, self.draft_cache, forced, start, observe)
-        return result
+        return result, self._forward(self.draft, self.draft_cache, forced, start, observe)
 
     def _proposal_rows(self, forced: list[int], start: int, prefixes: list[int]) -> Tensor:
         """Lookahead [layers, W, extent] fp32: at every window the draft reads its own greedy proposals."""
@@ -198,25 +235,41 @@ class Collector:
         return model.forward(tokens, position, cache, attend, extent=start + len(ids))
 
 
-def trajectory(
-    target: Decoder,
-    cache: KVCache,
-    prompt: Sequence[int],
-    answer: Sequence[int] | None,
-    *,
-    count: int,
-    stop_ids: frozenset[int],
-    vocab: int,
-) -> list[int]:
-    """What is forced behind a prompt: the answer, or the target's own greedy continuation; `count` tokens at most.
+class Trajectories:
+    """What is forced behind prompts: a given answer, or the target's own greedy continuation.
 
-    The prompt lies in the cache afterwards.
+    Args:
+        rows: prompts that are continued together.
+        count: tokens of a continuation at most.
+
+    Attributes:
+        cache: [rows], with the prompts in it.
     """
-    last = prefill(target, cache, prompt)
-    if answer is None:
-        first = int(target.logits(last)[:vocab].argmax())
-        answer = greedy(target, cache, first, len(prompt), count, lambda tokens: tokens[-1] in stop_ids, vocab)
-    return list(answer)[:count]
+
+    def __init__(
+        self, target: Decoder, rows: int, capacity: int, count: int, stop_ids: frozenset[int], vocab: int
+    ) -> None:
+        self.target = target
+        self.count = count
+        self.stop_ids = stop_ids
+        self.cache = target.cache(rows, capacity)
+        self._decoder = GreedyDecoder(target, self.cache, vocab, count)
+
+    @torch.inference_mode()
+    def __call__(self, group: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> list[list[int]]:
+        """The continuations of as many prompts as there are rows, or fewer; each with the answer that is given."""
+        chunk = chunk_for(self.target.device)
+        last = [prefill(self.target, self.cache.row(row), prompt, chunk=chunk) for row, (prompt, _) in enumerate(group)]
+        if all(answer is not None for _, answer in group):
+            own: list[list[int]] = [[] for _ in group]
+        else:
+            own = self._decoder(
+                torch.stack(last), [len(prompt) for prompt, _ in group], lambda tokens: tokens[-1] in self.stop_ids
+            )
+        return [
+            found if answer is None else list(answer)[: self.count]
+            for found, (_, answer) in zip(own, group, strict=True)
+        ]
 
 
 def place_windows(prompt: int, continuation: int, settings: TraceSettings) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from dustin_profile.dealing import deal
 from dustin_profile.progress import say
 from dustin_profile.rundir import first_difference
 from dustin_profile.settings import DataSettings
-from dustin_profile.traces.collect import Collector, Heads, ShortContinuationError, TraceSettings
+from dustin_profile.traces.collect import Collector, Heads, Prompted, ShortContinuationError, TraceSettings
 from dustin_profile.traces.store import TraceStore
 from dustin_runtime.errors import ConflictError, MissingError, NothingMeasuredError
 from dustin_runtime.loading import Pair
@@ -26,8 +27,10 @@ from dustin_runtime.parallel.ranks import ALONE, Ranks
 if TYPE_CHECKING:
     from dustin_profile.search.stopping import Decision
 
-TRACES_VERSION = 1
+TRACES_VERSION = 2
 """Raised when the same inputs would be traced differently: documents of an older version are not mixed in."""
+GPU_ROWS = 8
+"""Documents that a GPU continues together. A token of one costs nearly as much as one of each: the weights are read."""
 
 
 def calibration(
@@ -55,9 +58,15 @@ def calibration(
 
 
 def trace_inputs(
-    pair: Pair, settings: DataSettings, depth: int, prompts: Calibration, dtype: str, heads: dict[str, Heads]
+    pair: Pair,
+    settings: DataSettings,
+    depth: int,
+    prompts: Calibration,
+    dtype: str,
+    heads: dict[str, Heads],
+    rows: int,
 ) -> dict[str, Any]:
-    """What traces are made from."""
+    """What traces are made from; `rows` as of `Collector`."""
     return {
         "version": TRACES_VERSION,
         "models": pair.provenance() | {"rope": pair.rope.model_dump() if pair.rope else None},
@@ -67,6 +76,7 @@ def trace_inputs(
         "documents": len(prompts.prompts),
         "context": settings.context,
         "continuation": settings.continuation,
+        "rows": rows,
         "windows": settings.windows,
         "depth": depth,
         "width": settings.width or depth,
@@ -89,6 +99,7 @@ def collect_traces(
     pair: Pair,
     models: Callable[[], tuple[Decoder, Decoder]],
     dtype: torch.dtype,
+    device: str,
     settings: DataSettings,
     depth: int,
     prompts: Calibration,
@@ -114,7 +125,8 @@ def collect_traces(
         ConflictError: the folder holds traces made from other inputs, or ranks have different ones.
         PeerError: another rank has ended.
     """
-    inputs = trace_inputs(pair, settings, depth, prompts, str(dtype).removeprefix("torch."), heads)
+    rows = settings.rows or (1 if device == "cpu" else GPU_ROWS)
+    inputs = trace_inputs(pair, settings, depth, prompts, str(dtype).removeprefix("torch."), heads, rows)
     entries = [{"id": p.id, "source": p.source, "sha256": p.sha256} for p in prompts.prompts]
     ranks.agree({f"traces' {name}": value for name, value in inputs.items()})
 
@@ -126,18 +138,27 @@ def collect_traces(
 
     @cache
     def collector() -> Collector:
-        return _collector(pair, models, settings, depth, prompts, heads)
+        return _collector(pair, models, settings, depth, prompts, heads, rows)
 
     said: set[int] = set()
 
-    def trace(index: int) -> None:
-        prompt = prompts.prompts[index]
-        try:
-            store.add(index, collector().trace(prompt.id, prompt.ids, prompt.answer_ids))
-        except ShortContinuationError as error:
-            store.skip(index, str(error))
-            said.add(index)
-            say(str(error))
+    def trace(group: list[int]) -> None:
+        """Collect a group, writing each while the next is under way."""
+        asked = [Prompted(prompt.id, prompt.ids, prompt.answer_ids) for prompt in (prompts.prompts[i] for i in group)]
+        with ThreadPoolExecutor(1) as writer:
+            written: list[Future[None]] = []
+            for index, found in zip(group, collector().trace_all(asked), strict=True):
+                if isinstance(found, ShortContinuationError):
+                    written.append(writer.submit(store.skip, index, str(found)))
+                    said.add(index)
+                    say(str(found))
+                else:
+                    written.append(writer.submit(store.add, index, found))
+                for done in written:
+                    if done.done():  # a disk that is full ends the group now
+                        done.result()
+            for done in written:
+                done.result()
 
     def taken() -> TraceStore:
         return store.subset(entries[index]["id"] for index in used)
@@ -150,7 +171,10 @@ def collect_traces(
         if todo := [index for index in pending if index in batch]:
             with ranks.alike(loading=True):
                 collector()
-            deal(ranks, "traces", sorted(todo, key=lambda index: -len(prompts.prompts[index].ids)), trace)
+            longest_first = sorted(todo, key=lambda index: -len(prompts.prompts[index].ids))
+            size = min(rows, -(-len(todo) // ranks.world))  # the last round leaves no rank idle
+            groups = [longest_first[first : first + size] for first in range(0, len(todo), size)]
+            deal(ranks, "traces", groups, trace, len)
             store = reopened()
             for index in todo:
                 if index not in said and (reason := store.documents[index]["skipped"]):
@@ -197,6 +221,7 @@ def _collector(
     depth: int,
     prompts: Calibration,
     heads: dict[str, Heads],
+    rows: int,
 ) -> Collector:
     target, draft = models()
     return Collector(
@@ -212,6 +237,7 @@ def _collector(
         stop_ids=pair.stop_ids(),
         # Of all prompts, whatever is left to do: a resumed run computes in the same layout.
         capacity=max(len(prompt.ids) for prompt in prompts.prompts) + settings.continuation,
+        rows=rows,
     )
 
 

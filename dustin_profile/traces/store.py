@@ -12,7 +12,7 @@ from dustin_profile.traces.windows import Windows
 from dustin_runtime.errors import MissingError
 from dustin_runtime.files import read_json, write_json, write_with
 
-_TENSORS = ("prefix", "truth", "tail", "history", "lookahead")
+_TENSORS = ("prefix", "truth", "tail", "history", "lookahead", "text", "agrees")
 STOPPING = "stopping.json"
 """Where tracing ended before all documents, and why: there if a run was asked to, and has ended."""
 _SAID = re.compile(r"\d{5,}\.json")

@@ -29,9 +29,10 @@ class Windows:
     """[target layers, W, N] fp16: attention of the last processed position, summed over the layer's SRHs."""
     lookahead: Tensor
     """[draft layers, W, N] fp16: attention of the draft's queries, summed over queries and the layer's SRHs."""
+    text: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """[C] int64: the continuation over which the windows lie."""
     agrees: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-    """[C] bool: whether the draft, having read everything before token j of the continuation, would propose it. Empty
-    of traces that were made before this was recorded."""
+    """[C] bool: whether the draft, having read all before a token of the continuation, would propose that token."""
 
 
 class Documents(Protocol):

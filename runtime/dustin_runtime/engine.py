@@ -88,7 +88,7 @@ class Engine:
         self.stop_ids = stop_ids
         self.rows = rows
         self.prompts = prompts
-        self.graph = capturable(stepper) if graph is None else graph
+        self.graph = capturable(stepper.target, stepper.draft) if graph is None else graph
         self._state: State | None = None
         self._captured: StepGraph | None = None
 

@@ -1,50 +1,69 @@
-"""A step captured in one CUDA graph: the host launches it once and waits for nothing."""
+"""Work captured in a CUDA graph: the host launches it once and waits for nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 
 from dustin_runtime.kernels import usable
+from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.step import State, Stepper, StepResult
 
 WARM_UPS = 2
 """Eager runs before the capture: kernels are compiled and scratch memory grows to its size."""
+T = TypeVar("T")
 
 
-class StepGraph:
-    """One method on one state, which keeps its buffers.
+class Graph(Generic[T]):
+    """Kernels on buffers that keep their place, captured once.
 
     Args:
-        state: no row of it may be active, for the warm-up steps them all.
+        work: what is captured, run `WARM_UPS` times before: what it does to buffers is done so often.
+        reads: whatever else the work reads. The graph knows addresses alone, so all that has to outlive it.
+        priority: of the stream, as torch counts it.
 
     Attributes:
-        result: what the last replay did, in tensors that the next one overwrites.
+        result: what `work` returned, which the next replay overwrites.
     """
 
-    def __init__(self, stepper: Stepper, state: State) -> None:
-        # Where some kernels score beside the drafting, those of the drafting go first.
-        stream = torch.cuda.Stream(stepper.target.device, priority=-1 if stepper.beside else 0)
-        stream.wait_stream(torch.cuda.current_stream(stepper.target.device))
+    def __init__(self, work: Callable[[], T], device: torch.device, *, reads: object = None, priority: int = 0) -> None:
+        stream = torch.cuda.Stream(device, priority=priority)
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
-                stepper(state)
-        torch.cuda.current_stream(stepper.target.device).wait_stream(stream)
+                work()
+        torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        # The graph knows addresses alone: what it reads has to outlive it.
-        self._read = (stepper, state, stepper.target.rope, stepper.draft.rope if stepper.draft else None)
+        self._read = (work, reads)
         with torch.cuda.graph(self._graph, stream=stream):
-            self.result: StepResult = stepper(state)
+            self.result: T = work()
 
-    def __call__(self) -> StepResult:
-        """Advance the state by one step."""
+    def __call__(self) -> T:
+        """Do it once more."""
         self._graph.replay()
         return self.result
 
 
-def capturable(stepper: Stepper) -> bool:
-    """Whether kernels serve the stepper's models: a graph then has all of a step. A pipeline's steps are eager."""
-    models = [model for model in (stepper.target, stepper.draft) if model]
+class StepGraph(Graph[StepResult]):
+    """One method on one state, which keeps its buffers.
+
+    Args:
+        state: no row of it may be active, for the warm-up steps them all.
+    """
+
+    def __init__(self, stepper: Stepper, state: State) -> None:
+        reads = (state, stepper.target.rope, stepper.draft.rope if stepper.draft else None)
+        # Where some kernels score beside the drafting, those of the drafting go first.
+        priority = -1 if stepper.beside else 0
+        super().__init__(lambda: stepper(state), stepper.target.device, reads=reads, priority=priority)
+
+
+def capturable(*models: Decoder | None) -> bool:
+    """Whether kernels serve the models: a graph then has all that they do. A pipeline's passes are eager."""
     return all(
         usable(model.weights.norm, heads_of=model.shape.head_size) and (model.split is None or model.split.in_graphs)
         for model in models
+        if model
     )

@@ -55,24 +55,3 @@ def prefill(
     if hidden is None:
         raise ValueError("an empty prompt has no last token")
     return hidden[0, -1]
-
-
-def greedy(
-    model: Decoder, cache: KVCache, first: int, start: int, count: int, stop: Callable[[list[int]], bool], vocab: int
-) -> list[int]:
-    """Continue a one-row cache greedily with the full cache.
-
-    Args:
-        first: the first token of the continuation, not processed yet; it stands at position `start`.
-        count: tokens wanted, `first` included.
-        stop: whether a continuation is complete.
-        vocab: only ids below it are proposed.
-
-    Returns:
-        The continuation. Its last token has not been processed.
-    """
-    tokens = [first]
-    while len(tokens) < count and not stop(tokens):
-        hidden = prefill(model, cache, tokens[-1:], start + len(tokens) - 1)
-        tokens.append(int(model.logits(hidden)[:vocab].argmax()))
-    return tokens

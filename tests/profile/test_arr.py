@@ -63,7 +63,7 @@ def windows(target: Decoder) -> Windows:
 
 @pytest.fixture(scope="module")
 def rows(target: Decoder, windows: Windows) -> ForcedRows:
-    return forced_pass(target).rows(PROMPT, None, windows.prefix)
+    return forced_pass(target).rows(PROMPT, windows.text.tolist(), windows.prefix)
 
 
 def sharp(model: Decoder) -> Decoder:
@@ -80,9 +80,6 @@ def forced_pass(target: Decoder, **changes: Any) -> ForcedPass:
         "history": [5, 0, 3],
         "distances": DISTANCES,
         "width": 3,
-        "continuation": 14,
-        "stop_ids": frozenset(),
-        "vocab": VOCAB,
         "capacity": 80,
     }
     return ForcedPass(target, **(arguments | changes))
@@ -218,9 +215,9 @@ def test_layers_and_distances_equal_brute_force(windows: Windows, rows: ForcedRo
     assert summarise_layers([layers])["dustin"][3]["mean"] == layers["dustin"][3]
 
 
-def test_a_shorter_continuation_is_not_the_traces(target: Decoder, windows: Windows) -> None:
-    with pytest.raises(ConflictError, match="continues it to 71 tokens here, the traces' windows need 75"):
-        forced_pass(target, continuation=10).rows(PROMPT, None, windows.prefix)
+def test_a_text_that_ends_before_the_windows_is_refused(target: Decoder, windows: Windows) -> None:
+    with pytest.raises(ConflictError, match="hold its first 71 tokens, their windows need 75: trace it again"):
+        forced_pass(target).rows(PROMPT, windows.text[:10].tolist(), windows.prefix)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dustin_profile.choices import Lookahead
 from dustin_profile.traces import collect
-from dustin_profile.traces.collect import Collector, ShortContinuationError, TraceSettings, place_windows
+from dustin_profile.traces.collect import Collector, Prompted, ShortContinuationError, TraceSettings, place_windows
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.models.decoder import Decoder
@@ -110,6 +111,41 @@ def test_every_head_may_be_the_truth(models: tuple[Decoder, Decoder]) -> None:
     every = {layer: list(range(6)) for layer in range(4)}
     found = collector(models, evaluation=every).trace("d", PROMPT)
     check_windows(found, models, continuation(models[0], PROMPT, 14, VOCAB), SETTINGS, every)
+
+
+def test_documents_continued_together_are_those_of_each_alone(models: tuple[Decoder, Decoder]) -> None:
+    """Three prompts of different lengths in groups of two: one answer is given, one ends early, one row stays idle."""
+    prompts = [PROMPT, PROMPT[7:40], PROMPT[::-1]]
+    stop = continuation(models[0], prompts[2], 14, VOCAB)[9]
+    alone = collector(models, stop_ids=frozenset([stop]))
+    asked = [Prompted("a", prompts[0]), Prompted("b", prompts[1], PROMPT[:12]), Prompted("c", prompts[2])]
+    together = collector(models, stop_ids=frozenset([stop]), rows=2).trace_all(asked)
+    for one, found in zip(asked, together, strict=True):
+        assert isinstance(found, Windows)
+        expected = alone.trace(*one)
+        assert found.document == one.document
+        assert torch.equal(found.text, expected.text) and torch.equal(found.agrees, expected.agrees)
+        assert torch.equal(found.prefix, expected.prefix)
+        torch.testing.assert_close(found.truth, expected.truth, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(found.history, expected.history, atol=1e-6, rtol=2e-3)
+        torch.testing.assert_close(found.lookahead, expected.lookahead, atol=1e-6, rtol=2e-3)
+    assert len(expected.text) == 10 and expected.text[-1] == stop
+
+
+@pytest.mark.parametrize("lookahead", ["trajectory", "proposals"])
+def test_what_the_draft_would_propose_is_compared_with_the_text(
+    models: tuple[Decoder, Decoder], lookahead: Lookahead
+) -> None:
+    proposed = [continuation(models[1], PROMPT, 1, VOCAB)[0]]  # the draft's own token, then one it does not propose
+    proposed.append((continuation(models[1], [*PROMPT, *proposed], 1, VOCAB)[0] + 1) % VOCAB)
+    answer = [*proposed, *PROMPT[:10]]
+    found = collector(models, replace(SETTINGS, lookahead=lookahead)).trace("d", PROMPT, answer)
+    expected = [
+        continuation(models[1], [*PROMPT, *answer[:at]], 1, VOCAB)[0] == token for at, token in enumerate(answer)
+    ]
+    assert found.text.tolist() == answer
+    assert found.agrees.tolist() == expected
+    assert expected[:2] == [True, False]
 
 
 def test_a_given_answer_is_forced_and_cut_to_the_continuation(models: tuple[Decoder, Decoder]) -> None:

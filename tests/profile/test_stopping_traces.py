@@ -194,7 +194,9 @@ def collect(pair: Pair) -> Collect:
     def run(folder: Path, prompts: Calibration, decision: Decision | None = None, models: Any = None) -> TraceStore:
         given = models or (lambda: loaded)
         data = replace(FULL, documents=len(prompts.prompts))
-        return collect_traces(folder, pair, given, torch.float32, data, 4, prompts, heads_of(pair), decision=decision)
+        return collect_traces(
+            folder, pair, given, torch.float32, "cpu", data, 4, prompts, heads_of(pair), decision=decision
+        )
 
     return run
 
@@ -250,15 +252,15 @@ def test_stopping_is_a_run_over_its_first_documents_and_goes_on_from_there(
 
 def test_a_resumed_run_stops_where_it_would_have(tmp_path: Path, prompts: Calibration, collect: Collect) -> None:
     collect(tmp_path / "whole", prompts, easy())
-    trace, seen = stage.Collector.trace, []
+    windows, seen = stage.Collector._windows, []
 
     def cut(self: Any, *arguments: Any) -> Windows:
         seen.append(arguments)
         if len(seen) == 6:
             raise KeyboardInterrupt
-        return trace(self, *arguments)
+        return windows(self, *arguments)
 
-    with mock.patch.object(stage.Collector, "trace", cut), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(stage.Collector, "_windows", cut), pytest.raises(KeyboardInterrupt):
         collect(tmp_path / "cut", prompts, easy())
     assert len(TraceStore.read(tmp_path / "cut")) == 5
     assert TraceStore.read(tmp_path / "cut").stopping is None

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dustin_profile.traces.collect import Heads, trajectory, window_rows
+from dustin_profile.traces.collect import Heads, window_rows
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.errors import ConflictError
 from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.prefill import chunk_for, prefill
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,38 +56,33 @@ class ForcedPass:
         history: Sequence[int],
         distances: Sequence[int],
         width: int,
-        continuation: int,
-        stop_ids: frozenset[int],
-        vocab: int,
         capacity: int,
     ) -> None:
         self.target = target
         self.evaluation = evaluation
         self.history_layer, self.history = history_layer, history
         self.distances = distances
-        self.width, self.continuation = width, continuation
-        self.stop_ids, self.vocab = stop_ids, vocab
+        self.width = width
         self.cache = target.cache(1, capacity)
 
     @torch.inference_mode()
-    def rows(self, prompt: Sequence[int], answer: Sequence[int] | None, prefixes: Tensor) -> ForcedRows:
+    def rows(self, prompt: Sequence[int], text: Sequence[int], prefixes: Tensor) -> ForcedRows:
         """Observe one document, whose prompt is longer than the largest distance.
 
         Args:
+            text: the continuation that was traced.
             prefixes: [W] int64, where the traces' windows begin.
 
         Raises:
-            ConflictError: the continuation ends before the last window, so it is not the traces'.
+            ConflictError: the text ends before the last window, so it is not the traces'.
         """
         model = self.target
-        text = trajectory(
-            model, self.cache, prompt, answer, count=self.continuation, stop_ids=self.stop_ids, vocab=self.vocab
-        )
         start = len(prompt) - max(self.distances)
         forced = [*prompt[start:], *text]
         extent, group = start + len(forced), model.shape.group
         if extent < (need := int(prefixes.max()) + self.width):
-            raise ConflictError(f"the target continues it to {extent} tokens here, the traces' windows need {need}")
+            raise ConflictError(f"the traces hold its first {extent} tokens, their windows need {need}: trace it again")
+        prefill(model, self.cache, prompt[:start], chunk=chunk_for(model.device))
         first = prefixes.to(model.device)
         during = first.unsqueeze(1) + torch.arange(self.width, device=model.device)
         before = [(first - distance).unsqueeze(1) for distance in self.distances]

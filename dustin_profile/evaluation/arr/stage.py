@@ -44,8 +44,6 @@ class Again:
     load: Callable[[], Decoder]
     prompts: dict[str, Prompt]
     distances: Sequence[int]
-    stop_ids: frozenset[int]
-    vocab: int
     inputs: dict[str, Any]
 
 
@@ -213,13 +211,10 @@ def _document(
         history=config.selection.history.heads,
         distances=again.distances,
         width=inputs["width"],
-        continuation=inputs["continuation"],
-        stop_ids=again.stop_ids,
-        vocab=again.vocab,
         capacity=len(prompt.ids) + inputs["continuation"],
     )
     try:
-        rows = forced.rows(prompt.ids, prompt.answer_ids, windows.prefix)
+        rows = forced.rows(prompt.ids, windows.text.tolist(), windows.prefix)
         _require_alike(rows, windows, evaluation)
     except ConflictError as error:
         raise ConflictError(

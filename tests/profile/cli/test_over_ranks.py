@@ -148,15 +148,15 @@ def test_two_processes_stop_at_the_same_documents(tiny_pair: TinyPair, two_ranks
 
 def kill_at_second() -> Any:
     """The rank is gone in the middle of its second document."""
-    trace, seen = Collector.trace, []
+    windows, seen = Collector._windows, []
 
     def traced(self: Collector, *arguments: Any) -> Any:
         seen.append(arguments)
         if len(seen) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return trace(self, *arguments)
+        return windows(self, *arguments)
 
-    return mock.patch.object(Collector, "trace", traced)
+    return mock.patch.object(Collector, "_windows", traced)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -195,13 +195,13 @@ def no_memory() -> Any:
 
 
 def not_finite() -> Any:
-    trace = Collector.trace
+    windows = Collector._windows
 
     def broken(self: Collector, *arguments: Any) -> Any:
         self.target.weights.layers[1].down[0, 0] = float("nan")
-        return trace(self, *arguments)
+        return windows(self, *arguments)
 
-    return mock.patch.object(Collector, "trace", broken)
+    return mock.patch.object(Collector, "_windows", broken)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import torch
 from rank_pool import RankPool
 from safetensors.torch import load_file, save_file
 from split_models import (
-    DEPTH,
     SHAPES,
     SPLIT,
     VOCAB,
@@ -40,7 +39,6 @@ from dustin_runtime.parallel.ranks import joined
 from dustin_runtime.parallel.stages import Stage
 from dustin_runtime.policies import POLICIES
 from dustin_runtime.pricing import held_weights
-from dustin_runtime.step import Stepper
 
 ODD_HEADS = SHAPES["llama"].model_copy(update={"query_heads": 5, "kv_heads": 5, "ffn": 63})
 """Which two ranks could not share."""
@@ -255,9 +253,9 @@ def test_no_graph_is_captured() -> None:
     shape = SHAPES["llama"]
     target = random_decoder(shape, torch.float32, "cpu")
     with mock.patch.object(graph, "usable", return_value=True):
-        assert graph.capturable(Stepper(target, None, POLICIES["vanilla"](None), None, DEPTH, VOCAB))
+        assert graph.capturable(target, None)
         target.split = Pipeline(Stage.of(shape, 0, 2), Collectives(0, 2))
-        assert not graph.capturable(Stepper(target, None, POLICIES["vanilla"](None), None, DEPTH, VOCAB))
+        assert not graph.capturable(target, None)
 
 
 def test_three_stages(folders: dict[str, Path], three_ranks: RankPool) -> None:
