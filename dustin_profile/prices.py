@@ -72,14 +72,14 @@ def _timed(
     Left out: noise for the caches, and on a GPU kernels compiled and graphs captured, which take longer than the steps.
     """
     from dustin_profile.latency.measure import CPU_ROUNDS, GPU_STEPS, LIMIT_S, REPEATS, WARM_UP, selection_for
-    from dustin_profile.latency.model import steps_left_out, steps_to_fit
+    from dustin_profile.latency.model import Range, steps_left_out, steps_to_fit
     from dustin_runtime.roofline import step_costs
 
     steps, rows, context = steps_to_time(settings, choice), settings.steps.batch, settings.data.context
-    layers = min(settings.search.draft_layers, draft.layers)
+    among, layers = Range(*steps), min(settings.search.draft_layers, draft.layers)
     at_once, rounds = (1, CPU_ROUNDS) if device.name == "this cpu" else (GPU_STEPS, 1)
     seconds = 0.0
-    for step in (*steps_to_fit(*steps, layers), *steps_left_out(*steps, layers)):
+    for step in (*steps_to_fit(among, layers), *steps_left_out(among, layers)):
         costs = step_costs(
             "dustin",
             target,

@@ -81,6 +81,8 @@ def about_front(record: dict[str, Any]) -> str:
     asked = (
         "within one standard error of the best" if rule["choose"] == "within-1se" else f"at least {rule['least_arr']:g}"
     )
+    share = window["least_share_of_tau"]
+    pays = f"it pays off if it keeps {share:.1%} of its tokens per step" if share < 1 else "it does not pay off"
     tau = ", ".join(f"{value['mean']:.2f} at depth {depth}" for depth, value in record["tau"].items())
     return (
         f"The fastest of {len(record['candidates'])} whose ARR on the search documents is {asked}; the table has those"
@@ -88,8 +90,7 @@ def about_front(record: dict[str, Any]) -> str:
         f" verification changes is left out. Steps: batch {record['batch']}, {record['context']} tokens of synthetic"
         f" context, {latency['device']}, {latency['dtype']}; the model of their time is off by"
         f" {latency['max_relative_error']:.1%} at most on steps that it was not fitted to. A draft that reads its first"
-        f" and last k tokens would take {window['step_ms']:.2f} instead of {window['full_step_ms']:.2f} ms: it pays off"
-        f" if it keeps {window['least_share_of_tau']:.0%} of its tokens per step."
+        f" and last k tokens would take {window['step_ms']:.2f} instead of {window['full_step_ms']:.2f} ms: {pays}."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -26,7 +27,7 @@ REPEATS = 7
 LIMIT_S = 1.0
 """Seconds that the repeats of a step may take; three are timed in any case."""
 CPU_ROUNDS = 2
-"""On a CPU all steps are timed again in the opposite order, so that a while in which it is busy does not decide."""
+"""On a CPU all steps are timed again in another order, so that a while in which it is busy does not decide."""
 GPU_STEPS = 16
 """Steps that are timed at once on a GPU, whose host is ahead of it; on a CPU each is timed alone."""
 
@@ -34,17 +35,16 @@ GPU_STEPS = 16
 class Timed(NamedTuple):
     """Milliseconds of one step."""
 
-    least: float
-    """Other programs only add to it."""
     median: float
-    """Of the better round."""
+    """Of the better round; what is fitted. The least may be of a while in which no other program ran."""
+    least: float
     most: float
     repeats: int
 
     def beside(self, other: Timed) -> Timed:
         """Of two rounds."""
         repeats = self.repeats + other.repeats
-        return Timed(min(self.least, other.least), min(self.median, other.median), max(self.most, other.most), repeats)
+        return Timed(min(self.median, other.median), min(self.least, other.least), max(self.most, other.most), repeats)
 
 
 def time_steps(
@@ -67,7 +67,7 @@ def time_steps(
     found: dict[int, Timed] = {}
     rounds = 1 if target.device.type == "cuda" else CPU_ROUNDS
     for turn in range(rounds):
-        for place in range(len(steps))[:: -1 if turn % 2 else 1]:
+        for place in random.Random(turn).sample(range(len(steps)), len(steps)):
             timed = time_step(target, draft, shared_vocab, steps[place], batch, context)
             found[place] = found[place].beside(timed) if place in found else timed
             advance(1 / rounds)
@@ -113,8 +113,8 @@ def time_step(target: Decoder, draft: Decoder, shared_vocab: int, step: Step, ba
         return _timed(engine, state, context)
     finally:
         del engine, state, stepper
-        gc.collect()
         if target.device.type == "cuda":
+            gc.collect()  # the graph's memory, before the next step reserves its own
             torch.cuda.empty_cache()
 
 
@@ -134,7 +134,7 @@ def _timed(engine: Engine, state: State, context: int) -> Timed:
         first = run(1)
     repeats = max(3, min(REPEATS, int(1e3 * LIMIT_S / (first * steps))))
     found = sorted(run(steps) for _ in range(repeats))
-    return Timed(found[0], found[len(found) // 2], found[-1], repeats)
+    return Timed(found[len(found) // 2], found[0], found[-1], repeats)
 
 
 def _wait(state: State) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dustin_profile.latency.measure import SINK, WINDOW, capacity_for, selection_for, time_steps
-from dustin_profile.latency.model import Step, fit, predict, steps_left_out, steps_to_fit
+from dustin_profile.latency.model import Range, Step, fit, predict, steps_left_out, steps_to_fit
 from dustin_profile.progress import progress, say
 from dustin_profile.provenance import device_name, versions
 from dustin_profile.rundir import first_difference
@@ -50,7 +50,8 @@ class Latency:
     document: dict[str, Any]
 
     def milliseconds(self, step: Step) -> float:
-        return predict(self.document["coefficients"], step)
+        inputs = self.document["inputs"]
+        return predict(self.document["coefficients"], step, Range(inputs["budgets"], inputs["depths"]))
 
     @property
     def batch(self) -> int:
@@ -136,10 +137,12 @@ def measured(
             return Latency(before)
         if not overwrite:
             raise ConflictError(f"{path}: measured with {fault[0]} = {fault[1]}, now {fault[2]}: {_AGAIN}")
-    document = {"kind": "dustin-latency", "version": VERSION, "inputs": inputs} | place | {"versions": versions()}
+    document: dict[str, Any] = (
+        {"kind": "dustin-latency", "version": VERSION, "inputs": inputs} | place | {"versions": versions()}
+    )
     document |= _measure(*models(), pair.shared_vocab, serving)
     write_json(path, document)
-    if (error := document["max_relative_error"]) > _TRUSTED:
+    if (error := float(document["max_relative_error"])) > _TRUSTED:
         say(f"{path}: {error:.0%} off on a step that was not fitted; was the device busy? --overwrite measures again")
     return Latency(_read(path))
 
@@ -154,15 +157,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _measure(target: Decoder, draft: Decoder, shared_vocab: int, serving: Serving) -> dict[str, Any]:
     """Time the steps, fit, and say how far the model is from those that it has not seen."""
-    fitted, left_out = (make(*serving.steps, serving.layers) for make in (steps_to_fit, steps_left_out))
+    among = Range(*serving.steps)
+    fitted, left_out = (make(among, serving.layers) for make in (steps_to_fit, steps_left_out))
     steps = [*fitted, *left_out]
     with progress("latency", len(steps)) as advance:
         times = time_steps(target, draft, shared_vocab, steps, serving.batch, serving.context, advance)
-    coefficients = fit(fitted, [timed.least for timed in times[: len(fitted)]])
+    coefficients = fit(fitted, [timed.median for timed in times[: len(fitted)]], among)
     rows = [
         step._asdict()
-        | {"ms": timed.least, "median_ms": timed.median, "max_ms": timed.most, "repeats": timed.repeats}
-        | {"predicted_ms": predict(coefficients, step), "fitted": place < len(fitted)}
+        | {"ms": timed.median, "min_ms": timed.least, "max_ms": timed.most, "repeats": timed.repeats}
+        | {"predicted_ms": predict(coefficients, step, among), "fitted": place < len(fitted)}
         for place, (step, timed) in enumerate(zip(steps, times, strict=True))
     ]
     return {

@@ -23,6 +23,7 @@ from dustin_profile.statistics import flat_top, interval, m_interval, split
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.resident import resident
 from dustin_profile.traces.store import TraceStore
+from dustin_profile.traces.windows import Documents
 from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
 from dustin_runtime.files import digest, write_json, write_text
 from dustin_runtime.loading import Pair
@@ -174,7 +175,7 @@ class Timed:
         }
 
 
-def _fastest(searched: TraceStore, reported: TraceStore, settings: Settings, timed: Timed) -> Chosen:
+def _fastest(searched: Documents, reported: Documents, settings: Settings, timed: Timed) -> Chosen:
     from dustin_profile.search.throughput import search_throughput
 
     options = [search_options(settings.search, k) for k in timed.steps.budgets]

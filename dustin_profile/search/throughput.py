@@ -77,7 +77,7 @@ def search_throughput(
     speed = [candidate.tokens_per_s for candidate in found]
     per_document = torch.stack([candidate.split.searched for candidate in found])
     best = choose(objective.choose, objective.least_arr, speed, per_document)
-    tau = dict(zip(depths, (_tau(behind[:, column], seed) for column in range(len(depths))), strict=True))
+    tau = dict(zip(depths, (_tau(behind[:, column], depth, seed) for column, depth in enumerate(depths)), strict=True))
     record = {
         "objective": "throughput",
         "rule": {"choose": objective.choose}
@@ -124,8 +124,12 @@ def _step(split: SplitChoice, depth: int, cache: DraftCache) -> Step:
     return Step(depth, split.budget, cache == ASSUMED, split.layers, split.history)
 
 
-def _tau(values: Tensor, seed: int) -> dict[str, Any]:
-    return interval(values[~values.isnan()].numpy(), seed)._asdict()
+def _tau(values: Tensor, depth: int, seed: int) -> dict[str, Any]:
+    """Tokens per step with its interval, as JSON; a step emits 1 to depth + 1."""
+    found = interval(values[~values.isnan()].numpy(), seed)
+    if found.low is None or found.high is None:
+        return found._asdict()
+    return found._replace(low=max(found.low, 1.0), high=min(found.high, depth + 1.0))._asdict()
 
 
 def _entry(candidate: Candidate, tau: dict[str, Any], batch: int, seed: int) -> dict[str, Any]:
