@@ -23,9 +23,11 @@ from dustin_runtime.loading import Pair, open_pair, pick_device, pick_dtype
 from dustin_runtime.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
+    from dustin_profile.data import Calibration
     from dustin_profile.latency.stage import Latency, Serving
     from dustin_profile.search.stage import Found
     from dustin_profile.search.stopping import Decision
+    from dustin_profile.traces.windowed import Windowed
     from dustin_runtime.models.decoder import Decoder
 
 
@@ -60,6 +62,10 @@ class Pipeline:
         say(f"loading draft {self.pair.draft_id}")
         return self.pair.load_draft(self.target)
 
+    @cached_property
+    def prompts(self) -> Calibration:
+        return calibration(self.pair, self.settings.data, self.settings.models.offline)
+
     def heads(self) -> tuple[Path, Path]:
         """Find the heads of target and draft; returns their files."""
         settings = self.settings.heads
@@ -93,7 +99,7 @@ class Pipeline:
         data = self.settings.data
         # Read before any work: what is wrong with the documents shows at once.
         with self.ranks.alike(loading=True):
-            prompts = calibration(self.pair, data, self.settings.models.offline)
+            prompts = self.prompts
         target_heads, draft_heads = (read_heads(path) for path in self.heads())
         heads: dict[str, Heads] = {
             "history": target_heads,
@@ -144,7 +150,7 @@ class Pipeline:
         timed = None
         if self.settings.objective.objective == "throughput":
             agreement(store, 0)  # before steps are timed
-            timed = Timed(self.latency(), self._serving().steps)
+            timed = Timed(self.latency(), self._serving().steps, self._windowed(store))
         with self._timed("search", ALONE):
             return run_search(
                 self.run_dir,
@@ -178,6 +184,24 @@ class Pipeline:
                 self.device,
                 self.settings.overwrite,
                 here,
+            )
+
+    def _windowed(self, store: TraceStore) -> Windowed | None:
+        """What a draft that keeps its first and last tokens proposes, if it may be chosen."""
+        if self.settings.objective.draft_cache == "full":
+            return None
+        from dustin_profile.traces.windowed import windowed_agreement
+
+        budgets = self._serving().steps.budgets
+        with self._timed("windowed", ALONE):
+            return windowed_agreement(
+                self.run_dir / "windowed",
+                store,
+                self.prompts,
+                lambda: self.draft,
+                self.pair.shared_vocab,
+                budgets,
+                self.settings.overwrite,
             )
 
     def _serving(self) -> Serving:

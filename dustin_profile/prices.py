@@ -27,7 +27,8 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
     target, draft = pair_shapes(settings, choice)
     data, heads = settings.data, settings.heads
     for shape in (target, draft):
-        check_context(shape, max(heads.lengths) + heads.steps, f"--length {max(heads.lengths)}")
+        if "srh" in stages:
+            check_context(shape, max(heads.lengths) + heads.steps, f"--length {max(heads.lengths)}")
         if "trace" in stages:
             check_context(shape, data.context + data.continuation, "--context with --continuation")
     needles = min(heads.needle_count or NEEDLES, NEEDLES)

@@ -43,6 +43,7 @@ FRONT_HEADER = [
     "draft cache",
     "ARR (95 %)",
     "step ms",
+    "tokens per step",
     "tokens/s, predicted (95 %)",
 ]
 
@@ -69,7 +70,8 @@ def front_rows(record: dict[str, Any]) -> list[list[str]]:
                 entry["draft_cache"],
                 with_interval(entry["arr"]),
                 f"{entry['step_ms']:.2f}",
-                f"at most {speed}" if entry["tokens_per_s"]["assumed_tau"] else speed,
+                f"{entry['tau']['mean']:.2f}",
+                speed,
             ]
         )
     return table
@@ -78,19 +80,22 @@ def front_rows(record: dict[str, Any]) -> list[list[str]]:
 def about_front(record: dict[str, Any]) -> str:
     """What the predictions rest on."""
     rule, window, latency = record["rule"], record["windowed_draft"], record["latency"]
-    asked = (
-        "within one standard error of the best" if rule["choose"] == "within-1se" else f"at least {rule['least_arr']:g}"
-    )
+    asked = "within one standard error of the best"
+    if rule["choose"] == "least-arr":
+        asked = f"at least {rule['least_arr']:g}"
     share = window["least_share_of_tau"]
     pays = f"it pays off if it keeps {share:.1%} of its tokens per step" if share < 1 else "it does not pay off"
-    tau = ", ".join(f"{value['mean']:.2f} at depth {depth}" for depth, value in record["tau"].items())
+    assumed = ""
+    if any(entry["assumed_arr"] for entry in record["candidates"]):
+        assumed = " ARR of sink+window is assumed to be that of a draft that reads everything."
     return (
         f"The fastest of {len(record['candidates'])} whose ARR on the search documents is {asked}; the table has those"
-        f" that no other one beats in both. Tokens per step: {tau}, of lossless greedy verification; what sparse"
+        " that no other one beats in both. Tokens per step are those of lossless greedy verification: what sparse"
         f" verification changes is left out. Steps: batch {record['batch']}, {record['context']} tokens of synthetic"
         f" context, {latency['device']}, {latency['dtype']}; the model of their time is off by"
-        f" {latency['max_relative_error']:.1%} at most on steps that it was not fitted to. A draft that reads its first"
-        f" and last k tokens would take {window['step_ms']:.2f} instead of {window['full_step_ms']:.2f} ms: {pays}."
+        f" {latency['max_relative_error']:.1%} at most on steps that it was not fitted to. ARR is that of the traced"
+        f" depth.{assumed} A draft that reads its first and last k tokens would take {window['step_ms']:.2f} instead of"
+        f" {window['full_step_ms']:.2f} ms: {pays}."
     )
 
 

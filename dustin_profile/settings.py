@@ -124,8 +124,8 @@ class ObjectiveSettings:
     least_arr: float = option(0.9, "With --choose least-arr: the ARR to keep.")
     draft_cache: DraftCaches = option(
         "full",
-        "With --objective throughput: the draft's cache, or both to choose from. For sink+window ARR and acceptance are"
-        " assumed to be those of the full one: its tokens/s is an upper bound.",
+        "With --objective throughput: the draft's cache, or both to choose from. Acceptance of sink+window is measured;"
+        " its ARR is assumed to be that of the full one.",
     )
 
 

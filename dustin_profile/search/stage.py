@@ -31,6 +31,7 @@ from dustin_runtime.loading import Pair
 if TYPE_CHECKING:
     from dustin_profile.latency.stage import Latency
     from dustin_profile.search.throughput import Chosen
+    from dustin_profile.traces.windowed import Windowed
 
 RESULTS_VERSION = 1
 SEARCH_VERSION = 1
@@ -165,6 +166,8 @@ class Timed:
 
     latency: Latency
     steps: StepsToTime
+    windowed: Windowed | None
+    """What a draft with a window proposes, where that may be chosen."""
 
     def inputs(self) -> dict[str, Any]:
         """What of it decides the result."""
@@ -180,7 +183,14 @@ def _fastest(searched: Documents, reported: Documents, settings: Settings, timed
 
     options = [search_options(settings.search, k) for k in timed.steps.budgets]
     return search_throughput(
-        searched, reported, options, timed.steps.depths, timed.latency, settings.objective, settings.search.seed
+        searched,
+        reported,
+        options,
+        timed.steps.depths,
+        timed.latency,
+        settings.objective,
+        settings.search.seed,
+        timed.windowed,
     )
 
 
@@ -277,7 +287,7 @@ def _predicted(record: dict[str, Any]) -> dict[str, Any]:
     chosen = record["candidates"][record["chosen"]]
     return {
         "tokens_per_s": {key: round(x, 3) if isinstance(x, float) else x for key, x in chosen["tokens_per_s"].items()},
-        "tau": round(record["tau"][str(chosen["depth"])]["mean"], 3),
+        "tau": round(chosen["tau"]["mean"], 3),
         "step_ms": round(chosen["step_ms"], 3),
         "batch": record["batch"],
         "context": record["context"],

@@ -6,6 +6,8 @@ them what is accepted; that is left out. Where a given answer was forced, it is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,16 +38,17 @@ def walk(agrees: Tensor, depth: int) -> tuple[int, int]:
     return at - 1, steps
 
 
-def tokens_per_step(documents: Documents, depths: tuple[int, ...]) -> Tensor:
+def tokens_per_step(agreements: Sequence[Tensor], depths: Sequence[int]) -> Tensor:
     """[documents, depths] fp64; NaN where a continuation holds no whole step.
 
+    Args:
+        agreements: of every document, as `walk` takes them.
+
     Raises:
-        MissingError: traces do not say what the draft would have proposed.
         NothingMeasuredError: no continuation holds a step of some depth.
     """
-    found = torch.full((len(documents), len(depths)), torch.nan, dtype=torch.float64)
-    for row in range(len(documents)):
-        agrees = agreement(documents, row)
+    found = torch.full((len(agreements), len(depths)), torch.nan, dtype=torch.float64)
+    for row, agrees in enumerate(agreements):
         for column, depth in enumerate(depths):
             tokens, steps = walk(agrees, depth)
             if steps:

@@ -3,12 +3,16 @@
 ARR is exact on the traced windows, whose depth stands for smaller ones: these verify fewer queries, which lie nearer to
 the history, so their own ARR should be a little higher. Tokens per second are predicted: batch * tokens per step / time
 of a step, the one walked on the trajectories (`tau`), the other from a measured model (`latency`).
+
+A draft that keeps its first and last tokens has its own tokens per step; its lookahead is assumed to be that of the
+draft that was traced, which reads everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,13 +24,11 @@ from dustin_profile.latency.stage import Latency
 from dustin_profile.search.choosing import choose, front
 from dustin_profile.search.phases import SearchOptions
 from dustin_profile.search.splits import SplitChoice, split_choices
-from dustin_profile.search.tau import tokens_per_step
+from dustin_profile.search.tau import agreement, tokens_per_step
 from dustin_profile.settings import ObjectiveSettings
 from dustin_profile.statistics import interval
+from dustin_profile.traces.windowed import Windowed
 from dustin_profile.traces.windows import Documents
-
-ASSUMED = "sink+window"
-"""The draft cache whose ARR and tokens per step are assumed: traces are of a draft that reads everything."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Candidate:
     """Of a step."""
     tau: float
     """Tokens per step on the search documents."""
+    reported_tau: Tensor
+    """[reported documents] fp64, NaN where a continuation is too short."""
     tokens_per_s: float
 
 
@@ -59,35 +63,43 @@ def search_throughput(
     latency: Latency,
     objective: ObjectiveSettings,
     seed: int,
+    windowed: Windowed | None = None,
 ) -> Chosen:
     """Enumerate the candidates and choose on the search documents.
 
     Args:
         options: one per budget.
+        windowed: what a draft that keeps its first and last tokens proposes, if that may be chosen.
 
     Raises:
         UsageError: no candidate is good enough for the rule.
         MissingError: the traces do not say what the draft would have proposed.
         NothingMeasuredError, ConfigError: as `search`.
     """
-    taus, behind = (tokens_per_step(documents, tuple(depths)) for documents in (searched, reported))
-    caches: list[DraftCache] = ["full", "sink+window"] if objective.draft_cache == "both" else [objective.draft_cache]
     splits = [choice for one in options for choice in split_choices(searched, reported, one)]
-    found = candidates(splits, depths, taus.nanmean(0).tolist(), caches, latency)
-    speed = [candidate.tokens_per_s for candidate in found]
+    found: list[Candidate] = []
+    for cache in ("full", "sink+window") if objective.draft_cache == "both" else (objective.draft_cache,):
+        for k in dict.fromkeys(split.budget for split in splits):
+            chosen_on, behind = (
+                tokens_per_step(_agreements(side, k, windowed if cache == "sink+window" else None), depths)
+                for side in (searched, reported)
+            )
+            for split, (place, depth) in product((s for s in splits if s.budget == k), enumerate(depths)):
+                ms, tau = latency.milliseconds(_step(split, depth, cache)), float(chosen_on[:, place].nanmean())
+                speed = 1e3 * latency.batch * tau / ms
+                found.append(Candidate(split, depth, cache, ms, tau, behind[:, place], speed))
+    speeds = [candidate.tokens_per_s for candidate in found]
     per_document = torch.stack([candidate.split.searched for candidate in found])
-    best = choose(objective.choose, objective.least_arr, speed, per_document)
-    tau = dict(zip(depths, (_tau(behind[:, column], depth, seed) for column, depth in enumerate(depths)), strict=True))
+    best = choose(objective.choose, objective.least_arr, speeds, per_document)
     record = {
         "objective": "throughput",
         "rule": {"choose": objective.choose}
         | ({"least_arr": objective.least_arr} if objective.choose == "least-arr" else {}),
         "batch": latency.batch,
         "context": latency.document["inputs"]["context"],
-        "tau": {str(depth): value for depth, value in tau.items()},
         "chosen": best,
-        "front": front(speed, per_document.mean(1).tolist()),
-        "candidates": [_entry(candidate, tau[candidate.depth], latency.batch, seed) for candidate in found],
+        "front": front(speeds, per_document.mean(1).tolist()),
+        "candidates": [_entry(candidate, latency.batch, seed) for candidate in found],
         "windowed_draft": _windowed(found[best], latency),
         "latency": {
             "sha256": latency.sha256,
@@ -99,29 +111,15 @@ def search_throughput(
     return Chosen(found[best], record)
 
 
-def candidates(
-    splits: Sequence[SplitChoice],
-    depths: Sequence[int],
-    taus: Sequence[float],
-    draft_caches: Sequence[DraftCache],
-    latency: Latency,
-) -> list[Candidate]:
-    """Every split at every depth with every cache of the draft.
-
-    Args:
-        taus: tokens per step at each depth.
-    """
-    found = []
-    for split in splits:
-        for depth, tau in zip(depths, taus, strict=True):
-            for cache in draft_caches:
-                ms = latency.milliseconds(_step(split, depth, cache))
-                found.append(Candidate(split, depth, cache, ms, tau, 1e3 * latency.batch * tau / ms))
-    return found
+def _agreements(documents: Documents, budget: int, windowed: Windowed | None) -> list[Tensor]:
+    """Of every document; of a windowed draft where that is given. Raises MissingError as `agreement`."""
+    if windowed is None:
+        return [agreement(documents, index) for index in range(len(documents))]
+    return [windowed[documents[index].document][budget] for index in range(len(documents))]
 
 
 def _step(split: SplitChoice, depth: int, cache: DraftCache) -> Step:
-    return Step(depth, split.budget, cache == ASSUMED, split.layers, split.history)
+    return Step(depth, split.budget, cache == "sink+window", split.layers, split.history)
 
 
 def _tau(values: Tensor, depth: int, seed: int) -> dict[str, Any]:
@@ -132,9 +130,10 @@ def _tau(values: Tensor, depth: int, seed: int) -> dict[str, Any]:
     return found._replace(low=max(found.low, 1.0), high=min(found.high, depth + 1.0))._asdict()
 
 
-def _entry(candidate: Candidate, tau: dict[str, Any], batch: int, seed: int) -> dict[str, Any]:
-    """A candidate as JSON: chosen by the figures of the search documents, ARR and tokens/s of the reported ones."""
+def _entry(candidate: Candidate, batch: int, seed: int) -> dict[str, Any]:
+    """A candidate as JSON: chosen by the figures of the search documents; ARR and tokens/s of the reported ones."""
     split, per_s = candidate.split, 1e3 * batch / candidate.ms
+    tau = _tau(candidate.reported_tau, candidate.depth, seed)
     return {
         "budget": split.budget,
         "m": split.m,
@@ -144,8 +143,9 @@ def _entry(candidate: Candidate, tau: dict[str, Any], batch: int, seed: int) -> 
         "draft_cache": candidate.draft_cache,
         "step_ms": candidate.ms,
         "arr": interval(split.reported.numpy(), seed, share=True)._asdict(),
-        "tokens_per_s": {name: tau[name] and per_s * tau[name] for name in ("mean", "low", "high")}
-        | {"assumed_tau": candidate.draft_cache == ASSUMED},
+        "assumed_arr": candidate.draft_cache != "full" and split.m > 0,
+        "tau": tau,
+        "tokens_per_s": {name: tau[name] and per_s * tau[name] for name in ("mean", "low", "high")},
         "search": {
             "arr": float(split.searched.mean()),
             "tau": candidate.tau,

@@ -18,7 +18,7 @@ from dustin_profile.search.budget import Budget
 from dustin_profile.search.choosing import choose, front
 from dustin_profile.search.phases import SearchOptions, search
 from dustin_profile.search.splits import split_choices
-from dustin_profile.search.tau import tokens_per_step, walk
+from dustin_profile.search.tau import agreement, tokens_per_step, walk
 from dustin_profile.search.throughput import search_throughput
 from dustin_profile.settings import ObjectiveSettings
 from dustin_runtime.errors import MissingError, NothingMeasuredError, UsageError
@@ -100,26 +100,38 @@ def test_no_split_of_the_greedy_layers_is_better_than_those_enumerated() -> None
 def test_the_choice_is_the_best_of_all_combinations(cache: str) -> None:
     searched, reported, device = documents(range(4)), documents(range(4, 6)), latency()
     asked = replace(THROUGHPUT, choose="least-arr", least_arr=0.5, draft_cache=cache)
-    found = search_throughput(searched, reported, [options(24), options(32)], AMONG.depths, device, asked, 0)
-    tau = tokens_per_step(searched, AMONG.depths).mean(0).tolist()
+    windowed = {
+        one.document: {k: one.agrees & (torch.arange(30) % (k - 17) > 0) for k in AMONG.budgets}
+        for one in (*searched, *reported)
+    }
+    found = search_throughput(searched, reported, [options(24), options(32)], AMONG.depths, device, asked, 0, windowed)
+
+    def tau(side, windowed_by: int | None, depth: int) -> float:
+        agrees = [one.agrees if windowed_by is None else windowed[one.document][windowed_by] for one in side]
+        return float(tokens_per_step(agrees, (depth,)).mean())
+
     best = 0.0
     for k in AMONG.budgets:
         budget, whole = options(k).budget, search(searched, options(k))
-        for count, m, (place, depth) in product(range(1, 4), range(budget.free + 1), enumerate(AMONG.depths)):
+        for count, m, depth in product(range(1, 4), range(budget.free + 1), AMONG.depths):
             layers = whole.draft.layers[:count]
             each = [float(selected_arr(one, whole.target.layer, layers, budget, m).mean()) for one in searched]
             if np.mean(each) < 0.5:
                 continue
-            for windowed in {"full": [False], "sink+window": [True], "both": [False, True]}[cache]:
-                step = Step(depth, k, windowed, count if m else 0, m < budget.free)
-                best = max(best, 2e3 * tau[place] / predict(COEFFICIENTS, step, AMONG))
+            for windowed_ in {"full": [False], "sink+window": [True], "both": [False, True]}[cache]:
+                step = Step(depth, k, windowed_, count if m else 0, m < budget.free)
+                best = max(
+                    best, 2e3 * tau(searched, k if windowed_ else None, depth) / predict(COEFFICIENTS, step, AMONG)
+                )
     assert found.candidate.tokens_per_s == pytest.approx(best)
     record = found.record
     assert len(record["candidates"]) == 2 * 7 * 3 * (2 if cache == "both" else 1)
     chosen = record["candidates"][record["chosen"]]
     assert chosen["search"]["tokens_per_s"] == found.candidate.tokens_per_s
-    assert chosen["tokens_per_s"]["assumed_tau"] == (chosen["draft_cache"] == "sink+window")
-    behind = record["tau"][str(chosen["depth"])]["mean"]
+    own = chosen["draft_cache"] == "sink+window"
+    assert chosen["assumed_arr"] == (own and chosen["m"] > 0)
+    behind = tau(reported, chosen["budget"] if own else None, chosen["depth"])
+    assert chosen["tau"]["mean"] == pytest.approx(behind)
     assert chosen["tokens_per_s"]["mean"] == pytest.approx(2e3 * behind / chosen["step_ms"])
     window = record["windowed_draft"]
     assert window["least_share_of_tau"] == pytest.approx(window["step_ms"] / window["full_step_ms"])
@@ -149,21 +161,21 @@ def test_a_walk_counts_as_a_decoder_does(agrees: list[bool], depth: int) -> None
 def test_a_draft_that_is_always_or_never_right() -> None:
     whole = replace(document(0), agrees=torch.ones(41, dtype=torch.bool))
     never = replace(document(1), agrees=torch.zeros(41, dtype=torch.bool))
-    assert tokens_per_step([whole, never], (1, 4, 7)).tolist() == [[2, 5, 8], [1, 1, 1]]
+    assert tokens_per_step([whole.agrees, never.agrees], (1, 4, 7)).tolist() == [[2, 5, 8], [1, 1, 1]]
 
 
 def test_a_continuation_without_a_whole_step_is_left_out() -> None:
     short = replace(document(0), agrees=torch.ones(3, dtype=torch.bool))
     long = replace(document(1), agrees=torch.ones(9, dtype=torch.bool))
-    found = tokens_per_step([short, long], (2, 4))
+    found = tokens_per_step([short.agrees, long.agrees], (2, 4))
     assert found[0, 1].isnan() and found[1].tolist() == [3, 5]
     with pytest.raises(NothingMeasuredError, match=r"no continuation holds a step of depth 4; raise --continuation"):
-        tokens_per_step([short], (2, 4))
+        tokens_per_step([short.agrees], (2, 4))
 
 
 def test_traces_without_agreement_are_named() -> None:
     with pytest.raises(MissingError, match=r"document 1: its traces do not say .*; delete the folder of traces"):
-        tokens_per_step([*documents(range(1)), document(1)], (2,))
+        agreement([*documents(range(1)), document(1)], 1)
 
 
 def table(*rows: list[float]) -> torch.Tensor:

@@ -126,8 +126,15 @@ def test_both_caches_of_the_draft_are_candidates_and_the_assumed_one_says_so(run
     assert outcome.code == 0, outcome.err
     config = load_config(run)
     assert config.draft_cache == "sink+window" and config.draft_budget == config.selection.budget
-    assert config.evidence["predicted"]["tokens_per_s"]["assumed_tau"] is True
-    assert "at most " in outcome.out
+    assert "ARR of sink+window is assumed to be that of a draft that reads everything" in outcome.out
+    assert len(list((run / "windowed").glob("0*.json"))) == 5
+    (run / "windowed" / "00001.json").unlink()
+    before = read_json(run / "results.json")["throughput"]
+    assert search(tiny_pair, run, "--draft-cache", "sink+window").code == 0
+    assert read_json(run / "results.json")["throughput"] == before
+    (run / "windowed" / "00001.json").write_text('{"agrees": {}}')
+    damaged = search(tiny_pair, run, "--draft-cache", "sink+window")
+    assert damaged.code == 6 and "delete the file to read its document again" in damaged.error
 
 
 def test_latency_is_a_command_of_its_own(run: Path, tiny_pair: TinyPair, tmp_path: Path) -> None:
