@@ -111,6 +111,21 @@ def test_the_picture_is_drawn(found: Path, tmp_path: Path, monkeypatch: pytest.M
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("front.png", "alone.png"))
 
 
+def test_the_report_has_the_front(run: Path) -> None:
+    outcome = dustin_profile("report", run)
+    assert outcome.code == 0, outcome.err
+    page = (run / "report.html").read_text()
+    record = read_json(run / "results.json")["throughput"]
+    chosen = record["candidates"][record["chosen"]]
+    assert "ARR against predicted speed" in page
+    assert f"k = {chosen['budget']}, m = {chosen['m']}, depth {chosen['depth']}" in page
+    results = read_json(run / "results.json")
+    results["throughput"]["chosen"] = len(record["candidates"])
+    write_json(run / "results.json", results)
+    damaged = dustin_profile("report", run)
+    assert "candidate" in damaged.err and "is named" in damaged.err
+
+
 def test_the_config_is_served_and_guarded(found: Path, tiny_pair: TinyPair) -> None:
     served = dustin_run(
         "generate", "--config", found, *tiny_pair.options, "a prompt of some words", "--max-new-tokens", "4"
