@@ -35,3 +35,9 @@ def deal(
                 if ranks.rank < len(turn):
                     work(turn[ranks.rank])
             advance(sum(map(cost, turn)))
+
+
+def grouped(units: Sequence[T], size: int, ranks: Ranks) -> list[Sequence[T]]:
+    """Neighbours together, `size` of them or fewer, so that no rank is left idle by the last round."""
+    size = max(min(size, -(-len(units) // ranks.world)), 1)
+    return [units[first : first + size] for first in range(0, len(units), size)]

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from dustin_profile.traces.windowed import Windowed
     from dustin_runtime.models.decoder import Decoder
 
+GPU_ROWS = 8
+"""Prompts that a GPU continues together: one token of all costs little more than of one, for the weights are read."""
+
 
 class Pipeline:
     """One run: models are loaded when a stage first needs them.
@@ -46,6 +49,7 @@ class Pipeline:
         self.run_dir = settings.run_dir
         self.device = pick_device(ranks.device(settings.models.device))
         self.dtype = pick_dtype(settings.models.dtype, self.device)
+        self.rows = settings.heads.rows or (1 if self.device == "cpu" else GPU_ROWS)
 
     @cached_property
     def pair(self) -> Pair:
@@ -89,6 +93,7 @@ class Pipeline:
                     prompts,
                     self.settings.overwrite,
                     self.ranks,
+                    self.rows if mode == "generate" else 1,
                 )
             self.ranks.once(partial(_show, path))
             found.append(path)
@@ -112,7 +117,7 @@ class Pipeline:
                 self.pair,
                 lambda: (self.target, self.draft),
                 self.dtype,
-                self.device,
+                self.rows,
                 data,
                 self.choice.depth,
                 prompts,

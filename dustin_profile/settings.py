@@ -59,6 +59,9 @@ class HeadSettings:
     draft_mode: Mode = option("forced", "The same for the draft.")
     credit: Credit = option("span", "Count an answer step once, or as often as the answer holds its token.")
     steps: int = option(32, "Tokens that an answer may take in mode generate.", "answer-tokens")
+    rows: int | None = option(
+        None, "Prompts that are continued together, needles' and documents'; default: 8 on a GPU, 1 on a CPU."
+    )
     stop_when_stable: bool = option(
         False, "Stop at fewer prompts once halves of the needles rank the same heads first."
     )
@@ -85,7 +88,6 @@ class DataSettings:
     )
     least_documents: int = option(12, "With --stop-when-decided: trace at least so many documents.")
     continuation: int = option(128, "Tokens that the target generates after each prompt.")
-    rows: int | None = option(None, "Documents that are continued together; default: 8 on a GPU, 1 on a CPU.")
     windows: int = option(16, "Verification windows per document.")
     width: int | None = option(None, "Target queries per window (the paper's w); default: the depth.")
     lookahead: Lookahead = option("trajectory", "What the draft reads: the trajectory, or its own proposals.")
@@ -221,7 +223,7 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         "--documents": data.documents,
         "--least-documents": data.least_documents,
         "--continuation": data.continuation,
-        "--rows": _given(data.rows, 1),
+        "--rows": _given(heads.rows, 1),
         "--windows": data.windows,
         "--width": width,
         "--draft-layers": search.draft_layers,

@@ -20,6 +20,10 @@ from dustin_runtime.selection import eligible_positions, ranked
 
 _PART = 1 << 22
 """Most scores ranked at a time: some 150 MB of keys and their copies."""
+_IN_CACHE = 1 << 16
+"""Most entries of lists compared at a time on a CPU."""
+_GPU_PART = 1 << 25
+"""The same where launches cost more than memory: some 1.2 GB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +76,21 @@ class HistoryList:
         draft = ranked(lookahead, self.eligible, longest)
         draft_mass = torch.nn.functional.pad(mass(self.truth, draft).cumsum(-1), (1, 0))
         draft_rank = self._draft_rank(draft)
-        columns = []
-        for free, m in splits:
-            open_ = draft_rank[..., :free] >= m
-            kept = open_ & (open_.cumsum(-1, dtype=torch.int32) <= free - m)
-            columns.append(draft_mass[..., m] + (self.mass[..., :free] * kept).sum(-1))
-        return torch.stack(columns, -1) + self.protected.unsqueeze(-1)
+        size = max((_GPU_PART if draft.is_cuda else _IN_CACHE) // draft_rank.numel(), 1)
+        parts = [splits[first : first + size] for first in range(0, len(splits), size)]
+        target_mass = torch.cat([self._target_mass(draft_rank, part) for part in parts], -1)
+        return draft_mass[..., [split.m for split in splits]] + target_mass + self.protected.unsqueeze(-1)
+
+    def _target_mass(self, draft_rank: Tensor, splits: Sequence[Split]) -> Tensor:
+        """Mass on what the target's side adds at each split, [..., W, splits] fp64."""
+        free, m = torch.tensor(splits, device=draft_rank.device).T.unsqueeze(2)  # [splits, 1] each
+        longest = max(split.free for split in splits)
+        open_ = draft_rank[..., :longest].unsqueeze(-2) >= m
+        if any(split.free < longest for split in splits):
+            open_ &= torch.arange(longest, device=m.device) < free
+        kept = open_ & (open_.cumsum(-1, dtype=torch.int32) <= free - m)
+        found: Tensor = (self.mass[..., :longest].unsqueeze(-2) * kept).sum(-1)
+        return found
 
     def _draft_rank(self, draft: Tensor) -> Tensor:
         """[..., W, free] int32: rank of each position of this list in the draft's, its length where it is not in it."""
@@ -93,7 +106,7 @@ class HistoryList:
 
 def layer_parts(layers: Tensor) -> Iterator[Tensor]:
     """Split [layers, W, N] fp16 scores into fp32 parts: many rows to a call, yet bounded memory."""
-    size = max(_PART // layers[0].numel(), 1)
+    size = max((_GPU_PART if layers.is_cuda else _PART) // layers[0].numel(), 1)
     for start in range(0, len(layers), size):
         yield layers[start : start + size].float()
 

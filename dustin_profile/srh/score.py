@@ -16,11 +16,14 @@ from torch import Tensor
 from dustin_profile.choices import Mode
 from dustin_profile.prompts import Sample
 from dustin_runtime.attention.dense import dense_attention
-from dustin_runtime.attention.scoring import attention_rows
+from dustin_runtime.attention.scoring import rows_at
 from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.greedy import GreedyDecoder
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.prefill import CHUNK, prefill
+
+GPU_CHUNK = 1024
+"""Prompt tokens at a time on a GPU: smaller, and launches cost more than is computed; larger, and less is shared."""
 
 
 class Score(NamedTuple):
@@ -35,7 +38,11 @@ class Score(NamedTuple):
 
 
 class Prober:
-    """Runs needle prompts through one model, keeping the part of the cache that consecutive prompts share."""
+    """Runs needle prompts through one model, keeping the parts of the cache that consecutive prompts share.
+
+    Args:
+        rows: prompts whose answers are generated together.
+    """
 
     def __init__(
         self,
@@ -48,24 +55,38 @@ class Prober:
         vocab: int,
         capacity: int,
         steps: int = 32,
+        rows: int = 1,
     ) -> None:
         self.model = model
         self.decode, self.accept, self.stop = decode, accept, stop
-        self.cache = model.cache(1, capacity + steps)
+        self.rows = rows
+        self.chunk = GPU_CHUNK if model.device.type == "cuda" else CHUNK
+        self.cache = model.cache(rows, capacity + steps)
         self.decoder = GreedyDecoder(model, self.cache, vocab, steps) if mode == "generate" else None
-        self._held: list[int] = []
+        self._held: list[Sequence[int]] = [()] * rows
+        """By row, the prompt tokens that the cache holds."""
 
-    def reused(self, ids: Sequence[int]) -> int:
-        """How many leading tokens of `ids` the cache holds already.
+    def reused(self, row: int, ids: Sequence[int]) -> int:
+        """How many leading tokens of `ids` a row of the cache holds already.
 
         Only whole chunks count, so that every chunk is computed in the same shape whatever came before: an
         interrupted run gives the same bits as an undisturbed one.
         """
-        return min(_common(self._held, ids), len(ids) - 2) // CHUNK * CHUNK
+        held, size, shared = self._held[row], self.chunk, 0
+        while (
+            shared + size <= min(len(held), len(ids) - 2)
+            and held[shared : shared + size] == ids[shared : shared + size]
+        ):
+            shared += size
+        return shared
+
+    def score(self, sample: Sample) -> Score:
+        """Score every head on one prompt. Raises as `score_all`."""
+        return self.score_all([sample])[0]
 
     @torch.inference_mode()
-    def score(self, sample: Sample) -> Score:
-        """Score every head on one prompt.
+    def score_all(self, samples: Sequence[Sample]) -> list[Score]:
+        """Score every head on each of at most `rows` prompts.
 
         The token at answer step t is credited by the query that produces it, the one before it, with its whole
         attention mass on the answer's tokens inside the needle.
@@ -73,44 +94,58 @@ class Prober:
         Raises:
             NothingMeasuredError: the model computes something that is not finite.
         """
+        for row, sample in enumerate(samples):
+            self._prefill(row, sample.ids)  # the last token is the first query to observe
+        answers = self._answers(samples) if self.decoder else [sample.answer_ids for sample in samples]
+        return [self._score(row, *each) for row, each in enumerate(zip(samples, answers, strict=True))]
+
+    def _prefill(self, row: int, ids: Sequence[int]) -> None:
+        """All tokens of a prompt but the last, of which the best row's part is copied."""
+        shared, _, source = max((self.reused(other, ids), other == row, other) for other in range(self.rows))
+        if source != row:
+            for held in (self.cache.keys, self.cache.values):
+                held[:, row, :shared] = held[:, source, :shared]
+        prefill(self.model, self.cache.row(row), ids[shared:-1], shared, chunk=self.chunk)
+        self._held[row] = ids[:-1]
+
+    def _answers(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """What the model says, greedily."""
+        assert self.decoder
+        lengths = [len(sample.ids) for sample in samples]
+        last = []
+        for row, sample in enumerate(samples):
+            last.append(prefill(self.model, self.cache.row(row), sample.ids[-1:], lengths[row] - 1))
+            _require_finite(last[-1], sample)
+        self._held[len(samples) :] = [()] * (self.rows - len(samples))  # rows that idle lose what they hold
+        return self.decoder(torch.stack(last), lengths, self.stop)
+
+    def _score(self, row: int, sample: Sample, answer: list[int]) -> Score:
         ids = sample.ids
-        shared = self.reused(ids)
-        prefill(self.model, self.cache, ids[shared:-1], shared)  # the last token is the first query to observe
-        self._held = ids[:-1]
-        if self.decoder:
-            last = prefill(self.model, self.cache, ids[-1:], len(ids) - 1)
-            _require_finite(last, sample)
-            (answer,) = self.decoder(last.unsqueeze(0), [len(ids)], self.stop)
-            response = self.decode(answer)
-            if not self.accept(response, sample.needle):
-                nothing = torch.zeros(self.model.shape.layers, self.model.shape.query_heads)
-                return Score(False, response, nothing, nothing)
-        else:
-            answer = sample.answer_ids
-            response = self.decode(answer)
-        mass = self._span_mass([ids[-1], *answer[:-1]], len(ids) - 1, sample.span)
+        response = self.decode(answer)
+        if self.decoder and not self.accept(response, sample.needle):
+            nothing = torch.zeros(self.model.shape.layers, self.model.shape.query_heads)
+            return Score(False, response, nothing, nothing)
+        mass = self._span_mass(row, [ids[-1], *answer[:-1]], len(ids) - 1, sample.span)
         _require_finite(mass, sample)
         held = Counter(ids[position] for position in sample.span)
         copies = torch.tensor([float(held[token]) for token in answer])
         steps = len(answer)
         return Score(True, response, mass @ copies.clamp(max=1) / steps, mass @ copies / steps)
 
-    def _span_mass(self, tokens: list[int], start: int, span: Sequence[int]) -> Tensor:
+    def _span_mass(self, row: int, tokens: list[int], start: int, span: Sequence[int]) -> Tensor:
         """Attention mass on `span` of every head and query: [layers, query_heads, len(tokens)] fp32, on the CPU."""
         shape = self.model.shape
-        mass = torch.zeros(shape.layers, len(tokens), shape.query_heads, device=self.model.device)
+        mass = torch.zeros(shape.layers, shape.query_heads, len(tokens), device=self.model.device)
         position = torch.arange(start, start + len(tokens), device=self.model.device).unsqueeze(0)
         answer = torch.tensor(span, device=self.model.device)
-        heads = range(shape.query_heads)
 
         def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
-            for entries, rows in attention_rows(q, k, heads, shape.group, position):
-                mass[layer][:, entries] = rows[0][..., answer].sum(dim=-1)
+            mass[layer] = rows_at(q, k, position)[0].flatten(0, 1).index_select(2, answer).sum(dim=2)
             return dense_attention(layer, q, k, v, begin)
 
         ids, begin = torch.tensor([tokens], device=self.model.device), position[:, 0]
-        self.model.forward(ids, begin, self.cache, observe, extent=start + len(tokens))
-        return mass.transpose(1, 2).cpu()
+        self.model.forward(ids, begin, self.cache.row(row), observe, extent=start + len(tokens))
+        return mass.cpu()
 
 
 def _require_finite(values: Tensor, sample: Sample) -> None:
@@ -119,11 +154,3 @@ def _require_finite(values: Tensor, sample: Sample) -> None:
             f"needle {sample.needle} at length {sample.length}: the model computes values that are not finite;"
             " try --dtype float32, or download it again"
         )
-
-
-def _common(held: Sequence[int], ids: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    for index, (left, right) in enumerate(zip(held, ids, strict=False)):
-        if left != right:
-            return index
-    return min(len(held), len(ids))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dustin_profile.choices import Credit, Mode
-from dustin_profile.dealing import deal
+from dustin_profile.dealing import deal, grouped
 from dustin_profile.haystack import load_haystack
 from dustin_profile.needles import Needle, load_needles
 from dustin_profile.progress import say
@@ -29,7 +29,7 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import check_context
 from dustin_runtime.parallel.ranks import ALONE, Ranks
 
-HEADS_VERSION = 1
+HEADS_VERSION = 2
 """Raised when the same inputs would be scored differently: parts of an older version are not mixed in."""
 
 
@@ -65,6 +65,7 @@ def find_heads(
     prompts: HeadPrompts,
     overwrite: bool = False,
     ranks: Ranks = ALONE,
+    rows: int = 1,
 ) -> Path:
     """Score every head of one model and write its ranking.
 
@@ -73,6 +74,7 @@ def find_heads(
         model: called if there is something to score.
         side: `target` or `draft`.
         ranks: that share the prompts; the first ranks and writes.
+        rows: prompts that are continued together.
 
     Returns:
         The file with the result.
@@ -92,6 +94,7 @@ def find_heads(
         "lengths": list(settings.lengths),
         "depths": list(settings.depths),
         "steps": settings.steps,
+        "rows": rows,
         "stop_ids": sorted(pair.stop_ids()),
         "haystack": prompts.haystack,
         "haystack_sha256": prompts.haystack_sha256,
@@ -108,10 +111,11 @@ def find_heads(
 
     @cache
     def prober() -> Prober:
-        return _prober(pair, model(), mode, settings, prompts)
+        return _prober(pair, model(), mode, settings, rows, prompts)
 
-    def measure(sample: Sample) -> None:
-        store.add(Key.of(sample), _entry(sample, prober().score(sample)))
+    def measure(group: Sequence[Sample]) -> None:
+        for sample, score in zip(group, prober().score_all(group), strict=True):
+            store.add(Key.of(sample), _entry(sample, score))
 
     def stops() -> bool:
         if used < settings.least_prompts:
@@ -131,7 +135,7 @@ def find_heads(
         if todo := [sample for sample in prompts.samples if Key.of(sample) in missing.intersection(batch)]:
             with ranks.alike(loading=True):
                 prober()
-            deal(ranks, f"heads of {side}", todo, measure, _cost)
+            deal(ranks, f"heads of {side}", grouped(todo, rows, ranks), measure, lambda group: sum(map(_cost, group)))
         if settings.stop_when_stable and ranks.once(stops):
             break
     path = folder / f"heads-{side}.json"
@@ -204,7 +208,7 @@ def read_heads(path: Path) -> dict[int, list[int]]:
     return top_heads(data["ranking"])
 
 
-def _prober(pair: Pair, model: Decoder, mode: Mode, settings: HeadSettings, prompts: HeadPrompts) -> Prober:
+def _prober(pair: Pair, model: Decoder, mode: Mode, settings: HeadSettings, rows: int, prompts: HeadPrompts) -> Prober:
     ends = pair.stop_ids()
 
     def decode(ids: Sequence[int]) -> str:
@@ -224,6 +228,7 @@ def _prober(pair: Pair, model: Decoder, mode: Mode, settings: HeadSettings, prom
         # Of all prompts, whatever is left to do: a resumed run computes in the same layout.
         capacity=max(len(sample.ids) + len(sample.answer_ids) for sample in prompts.samples),
         steps=settings.steps,
+        rows=rows,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -12,12 +12,13 @@ import torch
 
 from dustin_profile.choices import Template
 from dustin_profile.data import Calibration, Prompt, load_documents, segments
-from dustin_profile.dealing import deal
+from dustin_profile.dealing import deal, grouped
 from dustin_profile.progress import say
 from dustin_profile.rundir import first_difference
 from dustin_profile.settings import DataSettings
 from dustin_profile.traces.collect import Collector, Heads, Prompted, ShortContinuationError, TraceSettings
 from dustin_profile.traces.store import TraceStore
+from dustin_profile.traces.windows import Windows
 from dustin_runtime.errors import ConflictError, MissingError, NothingMeasuredError
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 TRACES_VERSION = 2
 """Raised when the same inputs would be traced differently: documents of an older version are not mixed in."""
-GPU_ROWS = 8
-"""Documents that a GPU continues together. A token of one costs nearly as much as one of each: the weights are read."""
 
 
 def calibration(
@@ -99,7 +98,7 @@ def collect_traces(
     pair: Pair,
     models: Callable[[], tuple[Decoder, Decoder]],
     dtype: torch.dtype,
-    device: str,
+    rows: int,
     settings: DataSettings,
     depth: int,
     prompts: Calibration,
@@ -112,6 +111,7 @@ def collect_traces(
 
     Args:
         models: gives target and draft; called if there is something to trace.
+        rows: documents that are continued together.
         heads: `history` and `evaluation` of the target, `lookahead` of the draft.
         ranks: that share the documents; the first keeps the manifest and decides.
         decision: when to end before all are traced. It is made anew from what is traced, so that it falls at the same
@@ -125,7 +125,6 @@ def collect_traces(
         ConflictError: the folder holds traces made from other inputs, or ranks have different ones.
         PeerError: another rank has ended.
     """
-    rows = settings.rows or (1 if device == "cpu" else GPU_ROWS)
     inputs = trace_inputs(pair, settings, depth, prompts, str(dtype).removeprefix("torch."), heads, rows)
     entries = [{"id": p.id, "source": p.source, "sha256": p.sha256} for p in prompts.prompts]
     ranks.agree({f"traces' {name}": value for name, value in inputs.items()})
@@ -142,23 +141,11 @@ def collect_traces(
 
     said: set[int] = set()
 
-    def trace(group: list[int]) -> None:
-        """Collect a group, writing each while the next is under way."""
+    def trace(group: Sequence[int]) -> None:
         asked = [Prompted(prompt.id, prompt.ids, prompt.answer_ids) for prompt in (prompts.prompts[i] for i in group)]
-        with ThreadPoolExecutor(1) as writer:
-            written: list[Future[None]] = []
-            for index, found in zip(group, collector().trace_all(asked), strict=True):
-                if isinstance(found, ShortContinuationError):
-                    written.append(writer.submit(store.skip, index, str(found)))
-                    said.add(index)
-                    say(str(found))
-                else:
-                    written.append(writer.submit(store.add, index, found))
-                for done in written:
-                    if done.done():  # a disk that is full ends the group now
-                        done.result()
-            for done in written:
-                done.result()
+        for index, reason in write_each(store, group, collector().trace_all(asked)).items():
+            said.add(index)
+            say(reason)
 
     def taken() -> TraceStore:
         return store.subset(entries[index]["id"] for index in used)
@@ -172,9 +159,7 @@ def collect_traces(
             with ranks.alike(loading=True):
                 collector()
             longest_first = sorted(todo, key=lambda index: -len(prompts.prompts[index].ids))
-            size = min(rows, -(-len(todo) // ranks.world))  # the last round leaves no rank idle
-            groups = [longest_first[first : first + size] for first in range(0, len(todo), size)]
-            deal(ranks, "traces", groups, trace, len)
+            deal(ranks, "traces", grouped(longest_first, rows, ranks), trace, len)
             store = reopened()
             for index in todo:
                 if index not in said and (reason := store.documents[index]["skipped"]):
@@ -189,6 +174,33 @@ def collect_traces(
     if decision:
         ranks.once(lambda: _record(store, decision, len(entries), len(used)))
     return store
+
+
+def write_each(
+    store: TraceStore, indices: Sequence[int], found: Iterator[Windows | ShortContinuationError]
+) -> dict[int, str]:
+    """Store each document while the next is under way.
+
+    Returns:
+        By index, why a document was skipped.
+
+    Raises:
+        CapacityError: the disk is full; what is stored stays.
+    """
+    skipped: dict[int, str] = {}
+    with ThreadPoolExecutor(1) as writer:
+        under_way: list[Future[None]] = []
+        for index, windows in zip(indices, found, strict=True):
+            if isinstance(windows, ShortContinuationError):
+                skipped[index] = str(windows)
+                under_way.append(writer.submit(store.skip, index, str(windows)))
+            else:
+                under_way.append(writer.submit(store.add, index, windows))
+            while under_way and under_way[0].done():  # a disk that is full ends this now
+                under_way.pop(0).result()
+        for writing in under_way:
+            writing.result()
+    return skipped
 
 
 def _record(store: TraceStore, decision: Decision, asked: int, used: int) -> None:

@@ -37,7 +37,7 @@ class GreedyDecoder:
         self.model = model
         self.cache = cache
         self.vocab = vocab
-        self._most = most
+        self.most = most
         self._pending = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
@@ -60,7 +60,8 @@ class GreedyDecoder:
         """Continue the first rows of the cache.
 
         Args:
-            hidden: [rows, hidden] of each prompt's last token; fewer rows than the cache has leave the others idle.
+            hidden: [rows, hidden] of each prompt's last token; fewer rows than the cache has leave the others
+                idle, which overwrites their first positions.
             lengths: tokens of each prompt, which the cache holds.
 
         Returns:
@@ -76,8 +77,8 @@ class GreedyDecoder:
         found = [[token] for token in first.tolist()]
         ended = [stop(tokens) for tokens in found]
         done, longest = 1, max(lengths)
-        while done < self._most and not all(ended):
-            turns = min(LOOK_EVERY, self._most - done) if self._captured else 1
+        while done < self.most and not all(ended):
+            turns = min(LOOK_EVERY, self.most - done) if self._captured else 1
             for turn in range(turns):
                 if self._captured:
                     self._captured()

@@ -136,16 +136,33 @@ def test_reusing_a_prefix_changes_no_bit_in_any_order(model: Decoder, mode: str,
     assert sum(computed) < 3 * sum(lengths) - 3 * 1024, "nothing was reused"
 
 
+@pytest.mark.parametrize("mode", ["forced", "generate"])
+def test_prompts_continued_together_score_as_each_alone(model: Decoder, mode: str) -> None:
+    """Rows copy from each other what they share; the last group leaves two rows idle, the next one uses all again."""
+    prompts = [sample(1, 1200, 1100), sample(2, 1200, 1100), sample(3, 1200, 700), sample(4, 1200, 300)]
+    prompts += [sample(6, 900, 800, haystack=1), sample(5, 1200, 1100), sample(7, 513, 500), sample(8, 700, 600)]
+    alone = [prober(model, mode).score(prompt) for prompt in prompts]
+    together = prober(model, mode, rows=3)
+    found = [
+        score for first in (0, 3, 4) for score in together.score_all(prompts[first : first + (1 if first == 3 else 3)])
+    ]
+    found += together.score_all(prompts[7:])
+    for one, other in zip(found, alone, strict=True):
+        assert one.response == other.response
+        torch.testing.assert_close(one.span, other.span, atol=1e-7, rtol=1e-4)
+        torch.testing.assert_close(one.copies, other.copies, atol=1e-7, rtol=1e-4)
+
+
 def test_reused_never_takes_the_last_tokens_or_part_of_a_chunk(model: Decoder) -> None:
     probing = prober(model)
     ids = list(range(1100))
-    probing._held = ids[:-1]
-    assert probing.reused(ids) == 1024
-    assert probing.reused(ids[:1026]) == 1024
-    assert probing.reused(ids[:1025]) == 512  # one token at least is prefilled, one observed
-    assert probing.reused([*ids[:600], 0, *ids[601:]]) == 512
-    assert probing.reused([5, *ids[1:]]) == 0
-    assert prober(model).reused(ids) == 0
+    probing._held = [ids[:-1]]
+    assert probing.reused(0, ids) == 1024
+    assert probing.reused(0, ids[:1026]) == 1024
+    assert probing.reused(0, ids[:1025]) == 512  # one token at least is prefilled, one observed
+    assert probing.reused(0, [*ids[:600], 0, *ids[601:]]) == 512
+    assert probing.reused(0, [5, *ids[1:]]) == 0
+    assert prober(model).reused(0, ids) == 0
 
 
 @pytest.mark.parametrize("mode", ["forced", "generate"])

@@ -195,7 +195,7 @@ def collect(pair: Pair) -> Collect:
         given = models or (lambda: loaded)
         data = replace(FULL, documents=len(prompts.prompts))
         return collect_traces(
-            folder, pair, given, torch.float32, "cpu", data, 4, prompts, heads_of(pair), decision=decision
+            folder, pair, given, torch.float32, 1, data, 4, prompts, heads_of(pair), decision=decision
         )
 
     return run

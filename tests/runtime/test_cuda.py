@@ -14,7 +14,8 @@ from dustin_profile.encoder import PlainEncoder
 from dustin_profile.prompts import Sample
 from dustin_profile.srh.score import Prober
 from dustin_profile.texts import topics
-from dustin_profile.traces.collect import Collector, TraceSettings
+from dustin_profile.traces.collect import Collector, Prompted, TraceSettings
+from dustin_profile.traces.windows import Windows
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import attention_scores
 from dustin_runtime.attention.sparse import SparseAttention
@@ -152,6 +153,34 @@ def test_traces_are_close_to_the_cpus(
         torch.testing.assert_close(one.float(), other.float(), atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_documents_traces_do_not_depend_on_those_continued_with_it(
+    pair: Pair, prompts: list[list[int]], dtype: torch.dtype
+) -> None:
+    """To the bit, for a resumed run finds other documents left to do; the last group has an idle row."""
+    target = pair.load_target(dtype, DEVICE)
+    collector = Collector(
+        target,
+        pair.load_draft(target),
+        history={layer: [0, 4] for layer in range(4)},
+        evaluation={layer: [1, 2, 5] for layer in range(4)},
+        lookahead={layer: [3, 1] for layer in range(3)},
+        settings=TraceSettings(40, 6, 4, 4),
+        shared_vocab=1990,
+        stop_ids=frozenset(),
+        capacity=800,
+        rows=2,
+    )
+    asked = [Prompted(str(index), prompts[index]) for index in (0, 1, 3)]
+    found = {one.document: one for one in collector.trace_all(asked[::-1])}
+    first = {one.document: one for one in collector.trace_all(asked)}
+    for name, windows in first.items():
+        assert isinstance(windows, Windows) and len(windows.text) == 40
+        for field, value in vars(windows).items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, getattr(found[name], field)), (name, field)
+
+
 @pytest.mark.parametrize("mode", ["forced", "generate"])
 def test_head_scores_are_close_to_the_cpus(
     models: dict[str, tuple[Decoder, Decoder]], prompts: list[list[int]], mode: str
@@ -174,6 +203,35 @@ def test_head_scores_are_close_to_the_cpus(
         assert torch.equal(again.copies, scores[-1].copies)
     assert scores[0].response == scores[1].response
     torch.testing.assert_close(scores[0].span, scores[1].span, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prompts_scores_do_not_depend_on_those_continued_with_it(
+    pair: Pair, prompts: list[list[int]], dtype: torch.dtype
+) -> None:
+    texts = [prompts[3] * 3, prompts[3] * 2 + prompts[0], prompts[0] * 5]  # two share whole chunks
+    asked = [Sample(i, len(ids), 0.5, ids, tuple(range(300, 308)), ids[300:308], 290) for i, ids in enumerate(texts)]
+    prober = Prober(
+        pair.load_target(dtype, DEVICE),
+        mode="generate",
+        decode=str,
+        accept=lambda text, needle: True,
+        stop=lambda tokens: False,
+        vocab=1990,
+        capacity=2200,
+        steps=20,
+        rows=2,
+    )
+    groups = [[0, 1], [2], [2, 0], [1], [1, 2], [0]]
+    scores = [
+        (index, score)
+        for group in groups
+        for index, score in zip(group, prober.score_all([asked[i] for i in group]), strict=True)
+    ]
+    for index, score in scores:
+        first = next(other for number, other in scores if number == index)
+        assert score.response == first.response
+        assert torch.equal(score.span, first.span) and torch.equal(score.copies, first.copies)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
