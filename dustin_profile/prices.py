@@ -72,13 +72,13 @@ def _timed(
 
     Left out: noise for the caches, and on a GPU kernels compiled and graphs captured, which take longer than the steps.
     """
-    from dustin_profile.latency.measure import CPU_ROUNDS, GPU_STEPS, LIMIT_S, REPEATS, WARM_UP, selection_for
+    from dustin_profile.latency.measure import GPU_STEPS, LIMIT_S, REPEATS, WARM_UP, selection_for
     from dustin_profile.latency.model import Range, steps_left_out, steps_to_fit
     from dustin_runtime.roofline import step_costs
 
     steps, rows, context = steps_to_time(settings, choice), settings.steps.batch, settings.data.context
     among, layers = Range(*steps), min(settings.search.draft_layers, draft.layers)
-    at_once, rounds = (1, CPU_ROUNDS) if device.name == "this cpu" else (GPU_STEPS, 1)
+    at_once = 2 if device.name == "this cpu" else GPU_STEPS  # on a CPU a reference beside each
     seconds = 0.0
     for step in (*steps_to_fit(among, layers), *steps_left_out(among, layers)):
         costs = step_costs(
@@ -92,7 +92,7 @@ def _timed(
             element_bytes=element_bytes,
         )
         one = costs.milliseconds(device) / 1e3
-        seconds += rounds * (WARM_UP * one + max(3 * at_once * one, min(REPEATS * at_once * one, LIMIT_S)))
+        seconds += WARM_UP * one + max(3 * at_once * one, min(REPEATS * at_once * one, LIMIT_S))
     held = sum(
         weights_bytes(shape, element_bytes) + rows * shape.kv_bytes(context, element_bytes) for shape in (target, draft)
     )

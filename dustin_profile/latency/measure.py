@@ -6,6 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -18,16 +19,14 @@ from dustin_runtime.engine import Engine, capacity_beyond, to_host
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies import make_policy
-from dustin_runtime.step import State, Stepper
+from dustin_runtime.step import Stepper
 
 SINK, WINDOW = 4, 2
 """Protected tokens; how many hardly matters for time. Few, so that the smallest budgets leave something to choose."""
 WARM_UP = 2
 REPEATS = 7
-LIMIT_S = 1.0
+LIMIT_S = 2.0
 """Seconds that the repeats of a step may take; three are timed in any case."""
-CPU_ROUNDS = 2
-"""On a CPU all steps are timed again in another order, so that a while in which it is busy does not decide."""
 GPU_STEPS = 16
 """Steps that are timed at once on a GPU, whose host is ahead of it; on a CPU each is timed alone."""
 
@@ -35,43 +34,11 @@ GPU_STEPS = 16
 class Timed(NamedTuple):
     """Milliseconds of one step."""
 
-    median: float
-    """Of the better round; what is fitted. The least may be of a while in which no other program ran."""
+    ms: float
+    """Median. On a CPU of ratios to a reference, times the reference's own median: see `time_steps`."""
     least: float
     most: float
     repeats: int
-
-    def beside(self, other: Timed) -> Timed:
-        """Of two rounds."""
-        repeats = self.repeats + other.repeats
-        return Timed(min(self.median, other.median), min(self.least, other.least), max(self.most, other.most), repeats)
-
-
-def time_steps(
-    target: Decoder,
-    draft: Decoder,
-    shared_vocab: int,
-    steps: Sequence[Step],
-    batch: int,
-    context: int,
-    advance: Callable[[float], None],
-) -> list[Timed]:
-    """Time steps of `batch` rows of `context` tokens.
-
-    Args:
-        advance: called as the work goes on, with shares that add up to the number of steps.
-
-    Raises:
-        CapacityError: memory does not suffice.
-    """
-    found: dict[int, Timed] = {}
-    rounds = 1 if target.device.type == "cuda" else CPU_ROUNDS
-    for turn in range(rounds):
-        for place in random.Random(turn).sample(range(len(steps)), len(steps)):
-            timed = time_step(target, draft, shared_vocab, steps[place], batch, context)
-            found[place] = found[place].beside(timed) if place in found else timed
-            advance(1 / rounds)
-    return [found[place] for place in range(len(steps))]
 
 
 def selection_for(step: Step, target: ModelShape, draft: ModelShape) -> Selection:
@@ -94,49 +61,89 @@ def capacity_for(context: int, depth: int) -> int:
 
 
 @torch.inference_mode()
-def time_step(target: Decoder, draft: Decoder, shared_vocab: int, step: Step, batch: int, context: int) -> Timed:
-    """Time a step of `batch` rows of `context` tokens.
+def time_steps(
+    target: Decoder,
+    draft: Decoder,
+    shared_vocab: int,
+    steps: Sequence[Step],
+    batch: int,
+    context: int,
+    advance: Callable[[float], None],
+) -> list[Timed]:
+    """Time steps of `batch` rows of `context` tokens.
+
+    A CPU is shared: each repeat there is timed next to one of the shortest step, so that what other programs take from
+    both cancels.
+
+    Args:
+        advance: called with 1 after each step.
 
     Raises:
         CapacityError: memory does not suffice.
     """
-    selection = selection_for(step, target.shape, draft.shape)
-    window = step.budget if step.windowed else None
-    policy = make_policy("dustin", selection)
-    stepper = Stepper(target, draft, policy, policy.selection, step.depth, shared_vocab, draft_budget=window)
-    engine = Engine(stepper)
-    state = engine.prepare(batch, capacity_for(context, step.depth))
-    fill(stepper, state, context)
-    if not state.lengths.is_cuda:
-        state.extent = context  # it steps once from there
-    try:
-        return _timed(engine, state, context)
-    finally:
-        del engine, state, stepper
+
+    def running(step: Step) -> _Running:
+        return _Running(target, draft, shared_vocab, step, batch, context)
+
+    beside = None if target.device.type == "cuda" else running(min(steps))
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    for place in random.Random(0).sample(range(len(steps)), len(steps)):
+        found[place] = _repeats(running(steps[place]), beside)
         if target.device.type == "cuda":
             gc.collect()  # the graph's memory, before the next step reserves its own
             torch.cuda.empty_cache()
+        advance(1)
+    usual = median(time for _, times in found.values() for time in times) if beside else 1.0
+    timed = []
+    for place in range(len(steps)):
+        own, times = found[place]
+        ratio = median(mine / theirs for mine, theirs in zip(own, times, strict=True))
+        timed.append(Timed(ratio * usual, min(own), max(own), len(own)))
+    return timed
 
 
-def _timed(engine: Engine, state: State, context: int) -> Timed:
-    steps = GPU_STEPS if state.lengths.is_cuda else 1
+class _Running:
+    """An engine that steps rows of `context` tokens."""
 
-    def run(count: int) -> float:
-        state.lengths.fill_(context)
-        _wait(state)
+    def __init__(
+        self, target: Decoder, draft: Decoder, shared_vocab: int, step: Step, batch: int, context: int
+    ) -> None:
+        selection = selection_for(step, target.shape, draft.shape)
+        window = step.budget if step.windowed else None
+        policy = make_policy("dustin", selection)
+        stepper = Stepper(target, draft, policy, policy.selection, step.depth, shared_vocab, draft_budget=window)
+        self.context = context
+        self.engine = Engine(stepper)
+        self.state = self.engine.prepare(batch, capacity_for(context, step.depth))
+        self.on_gpu = self.state.lengths.is_cuda
+        fill(stepper, self.state, context)
+        if not self.on_gpu:
+            self.state.extent = context  # it steps once from there
+        for _ in range(WARM_UP):
+            self.first = self.run(1)
+
+    def run(self, count: int) -> float:
+        """Milliseconds of a step, `count` of them behind each other."""
+        self.state.lengths.fill_(self.context)
+        self._wait()
         began = time.perf_counter()
         for _ in range(count):
-            to_host(engine.step(state)[1])
-        _wait(state)
+            to_host(self.engine.step(self.state)[1])
+        self._wait()
         return 1e3 * (time.perf_counter() - began) / count
 
-    for _ in range(WARM_UP):
-        first = run(1)
-    repeats = max(3, min(REPEATS, int(1e3 * LIMIT_S / (first * steps))))
-    found = sorted(run(steps) for _ in range(repeats))
-    return Timed(found[len(found) // 2], found[0], found[-1], repeats)
+    def _wait(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize(self.state.lengths.device)
 
 
-def _wait(state: State) -> None:
-    if state.lengths.is_cuda:
-        torch.cuda.synchronize(state.lengths.device)
+def _repeats(one: _Running, beside: _Running | None) -> tuple[list[float], list[float]]:
+    """Milliseconds of each repeat, and those of the reference next to it: 1 where there is none."""
+    steps = GPU_STEPS if one.on_gpu else 1
+    cost = one.first * steps + (beside.first if beside else 0.0)
+    repeats = max(3, min(REPEATS, int(1e3 * LIMIT_S / cost)))
+    own, times = [], []
+    for _ in range(repeats):
+        times.append(beside.run(1) if beside else 1.0)
+        own.append(one.run(steps))
+    return own, times

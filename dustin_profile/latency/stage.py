@@ -162,10 +162,10 @@ def _measure(target: Decoder, draft: Decoder, shared_vocab: int, serving: Servin
     steps = [*fitted, *left_out]
     with progress("latency", len(steps)) as advance:
         times = time_steps(target, draft, shared_vocab, steps, serving.batch, serving.context, advance)
-    coefficients = fit(fitted, [timed.median for timed in times[: len(fitted)]], among)
+    coefficients = fit(fitted, [timed.ms for timed in times[: len(fitted)]], among)
     rows = [
         step._asdict()
-        | {"ms": timed.median, "min_ms": timed.least, "max_ms": timed.most, "repeats": timed.repeats}
+        | {"ms": timed.ms, "min_ms": timed.least, "max_ms": timed.most, "repeats": timed.repeats}
         | {"predicted_ms": predict(coefficients, step, among), "fitted": place < len(fitted)}
         for place, (step, timed) in enumerate(zip(steps, times, strict=True))
     ]
