@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_search import document, selected_arr
 
+from dustin_profile.latency import measure
 from dustin_profile.latency.model import Range, Step, features, fit, predict, steps_left_out, steps_to_fit
 from dustin_profile.latency.stage import VERSION, Latency
 from dustin_profile.search.budget import Budget
@@ -238,6 +240,33 @@ def test_a_fit_recovers_the_coefficients_of_synthetic_times(among: Range, layers
     assert found == pytest.approx(truth, rel=1e-6)
     for step in steps_left_out(among, layers):
         assert predict(found, step, among) == pytest.approx(predict(truth, step, among), rel=1e-6)
+
+
+def test_what_other_programs_take_of_a_cpu_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that take as long as the model says, on a device that other programs slow down for a while."""
+    steps = steps_to_fit(AMONG, 2)
+    runs = 0
+
+    class Running:
+        on_gpu = False
+        first = 1.0
+
+        def __init__(self, target: object, draft: object, vocab: int, step: Step, *sizes: int) -> None:
+            self.ms = predict(COEFFICIENTS, step, AMONG)
+
+        def run(self, count: int) -> float:
+            nonlocal runs
+            runs += 1
+            return self.ms * (3.0 if runs // 40 % 3 == 1 else 1.0)
+
+    monkeypatch.setattr(measure, "_Running", Running)
+    target = SimpleNamespace(device=torch.device("cpu"))
+    done: list[float] = []
+    timed = measure.time_steps(target, None, 0, steps, 1, 60, done.append)  # type: ignore[arg-type]
+    assert len(done) == len(steps) and runs > 80
+    wanted = [predict(COEFFICIENTS, step, AMONG) for step in steps]
+    assert [one.ms for one in timed] == pytest.approx(wanted)
+    assert max(one.most for one in timed) > 2 * max(wanted)
 
 
 def test_a_fit_of_one_depth_and_budget_predicts_what_was_measured() -> None:
