@@ -72,7 +72,7 @@ def _timed(
 
     Left out: noise for the caches, and on a GPU kernels compiled and graphs captured, which take longer than the steps.
     """
-    from dustin_profile.latency.measure import GPU_STEPS, LIMIT_S, REPEATS, WARM_UP, selection_for
+    from dustin_profile.latency.measure import GPU_STEPS, LEAST_REPEATS, LIMIT_S, REPEATS, WARM_UP, selection_for
     from dustin_profile.latency.model import Range, steps_left_out, steps_to_fit
     from dustin_runtime.roofline import step_costs
 
@@ -92,7 +92,7 @@ def _timed(
             element_bytes=element_bytes,
         )
         one = costs.milliseconds(device) / 1e3
-        seconds += WARM_UP * one + max(3 * at_once * one, min(REPEATS * at_once * one, LIMIT_S))
+        seconds += WARM_UP * one + max(LEAST_REPEATS * at_once * one, min(REPEATS * at_once * one, LIMIT_S))
     held = sum(
         weights_bytes(shape, element_bytes) + rows * shape.kv_bytes(context, element_bytes) for shape in (target, draft)
     )

@@ -26,7 +26,8 @@ SINK, WINDOW = 4, 2
 WARM_UP = 2
 REPEATS = 7
 LIMIT_S = 2.0
-"""Seconds that the repeats of a step may take; three are timed in any case."""
+"""Seconds that the repeats of a step may take; `LEAST_REPEATS` are timed in any case."""
+LEAST_REPEATS = 5
 GPU_STEPS = 16
 """Steps that are timed at once on a GPU, whose host is ahead of it; on a CPU each is timed alone."""
 
@@ -37,6 +38,7 @@ class Timed(NamedTuple):
     ms: float
     """Median. On a CPU of ratios to a reference, times the reference's own median: see `time_steps`."""
     least: float
+    """By the clock, as `most`."""
     most: float
     repeats: int
 
@@ -141,7 +143,7 @@ def _repeats(one: _Running, beside: _Running | None) -> tuple[list[float], list[
     """Milliseconds of each repeat, and those of the reference next to it: 1 where there is none."""
     steps = GPU_STEPS if one.on_gpu else 1
     cost = one.first * steps + (beside.first if beside else 0.0)
-    repeats = max(3, min(REPEATS, int(1e3 * LIMIT_S / cost)))
+    repeats = max(LEAST_REPEATS, min(REPEATS, int(1e3 * LIMIT_S / cost)))
     own, times = [], []
     for _ in range(repeats):
         times.append(beside.run(1) if beside else 1.0)

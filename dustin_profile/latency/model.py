@@ -92,7 +92,8 @@ def steps_to_fit(among: Range, layers: int) -> list[Step]:
     found += [Step(deep, k, False, layers, True) for k in budgets]
     found += [Step(depth, least, windowed, layers, True) for windowed in (False, True) for depth in (shallow, deep)]
     found += [Step(depth, most, False, fewer, True) for fewer in (1, 0) for depth in (shallow, deep)]
-    return list(dict.fromkeys([*found, Step(deep, most, False, layers, False)]))
+    found += [Step(depth, most, False, layers, False) for depth in (shallow, deep)]
+    return list(dict.fromkeys(found))
 
 
 def steps_left_out(among: Range, layers: int) -> list[Step]:

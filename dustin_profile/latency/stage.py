@@ -165,7 +165,7 @@ def _measure(target: Decoder, draft: Decoder, shared_vocab: int, serving: Servin
     coefficients = fit(fitted, [timed.ms for timed in times[: len(fitted)]], among)
     rows = [
         step._asdict()
-        | {"ms": timed.ms, "min_ms": timed.least, "max_ms": timed.most, "repeats": timed.repeats}
+        | {"ms": timed.ms, "least_by_clock_ms": timed.least, "most_by_clock_ms": timed.most, "repeats": timed.repeats}
         | {"predicted_ms": predict(coefficients, step, among), "fitted": place < len(fitted)}
         for place, (step, timed) in enumerate(zip(steps, times, strict=True))
     ]
