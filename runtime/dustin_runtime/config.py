@@ -10,7 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from dustin_runtime.budget import budget_fault
 from dustin_runtime.errors import ConfigError, UsageError
@@ -20,6 +28,8 @@ from dustin_runtime.validation import dump_yaml, one_line, read_yaml
 
 SCHEMA_VERSION = 1
 MAX_DEPTH = 64
+MAX_OWN_QUERIES = 64
+"""Of a layer that are pooled: as many of a prompt's last queries are kept to begin with."""
 
 # One function per step: MIGRATIONS[n] turns the mapping of schema version n into that of n + 1.
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -61,6 +71,22 @@ class LayerHeads(_Strict):
     heads: tuple[int, ...] = Field(min_length=1)
 
 
+class OwnLists(_Strict):
+    """A part of the budget that every target layer chooses by its own recent queries, as `dustin-layers` does."""
+
+    share: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="of budget - sink - window, what each layer chooses itself; m keeps its ratio",
+    )
+    queries: int = Field(
+        default=8, ge=1, le=MAX_OWN_QUERIES, description="last processed queries of a layer, whose rows are summed"
+    )
+    per_step: int = Field(default=1, ge=1, description="layers that choose anew in each step, in rotation")
+    heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
+
+
 class Selection(_Strict):
     """Which tokens verification reads (arXiv 2606.24957, Eq. 6)."""
 
@@ -73,6 +99,9 @@ class Selection(_Strict):
     retrieval_heads: tuple[tuple[int, ...], ...] = Field(
         default=(), description="the first retrieval heads of every target layer, which CompressKV asks"
     )
+    own: OwnLists | None = Field(
+        default=None, description="what each layer chooses itself; None is the paper's one list"
+    )
 
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
@@ -81,6 +110,14 @@ class Selection(_Strict):
         if self.m and not self.lookahead:
             raise ValueError(f"m is {self.m} but lookahead names no draft layer")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves `own` out where it is None, as files and run directories from before it have it."""
+        data: dict[str, Any] = serialise(self)
+        if data.get("own", ...) is None:
+            del data["own"]
+        return data
 
 
 def changed(selection: Selection, budget: int | None, m: int | None) -> Selection:
@@ -144,6 +181,11 @@ class DustinConfig(_Strict):
                     f"selection.retrieval_heads {layer}: give some of {target.id}'s query heads"
                     f" 0..{target.query_heads - 1}"
                 )
+        own = self.selection.own
+        if own and own.per_step > target.layers:
+            raise ValueError(
+                f"selection.own.per_step {own.per_step}: {target.id} has {target.layers} layers; give no more"
+            )
         return self
 
     @property

@@ -19,6 +19,7 @@ from dustin_runtime.diagnosis import where_it_breaks
 from dustin_runtime.errors import NothingMeasuredError, UsageError
 from dustin_runtime.graph import StepGraph, capturable
 from dustin_runtime.models.shape import ModelShape, check_context
+from dustin_runtime.parallel.watch import LONG
 from dustin_runtime.policies.base import Prompted
 from dustin_runtime.prompt_store import PromptStore, process
 from dustin_runtime.statistics import Statistics
@@ -139,7 +140,8 @@ class Engine:
         """`reserve`, and capture the step, which over ranks takes all of them."""
         held = self.reserve(prompts, capacity)
         if self.graph and self._captured is None:
-            self._captured = StepGraph(self.stepper, held)
+            with self.stepper.target.watched(LONG):
+                self._captured = StepGraph(self.stepper, held)
         return held
 
     def reserve(self, prompts: int, capacity: int) -> State:
@@ -167,8 +169,9 @@ class Engine:
         state = self.prepare(len(prompts), capacity)
         run = _Run(self, [Generation(prompt) for prompt in prompts], 1 << 30, None, None, draws, None)
         run.occupants = list(range(len(prompts)))
-        for row in range(len(prompts)):
-            run.admit(state, row, row)
+        with self.stepper.target.watched(LONG):
+            for row in range(len(prompts)):
+                run.admit(state, row, row)
         state.extent = capacity - self.stepper.depth - 1
         return state
 
@@ -262,11 +265,13 @@ class _Run:
         for row, occupant in enumerate(self.occupants):
             while occupant is None and waiting:
                 if self.engine.graph:  # the step under way is not part of the prefill
-                    torch.cuda.current_stream(state.lengths.device).synchronize()
+                    with self.stepper.target.watched():
+                        torch.cuda.current_stream(state.lengths.device).synchronize()
                 began = time.perf_counter()
                 index = waiting.popleft()
                 self.occupants[row] = index
-                first = self.admit(state, row, index)
+                with self.stepper.target.watched(LONG):
+                    first = self.admit(state, row, index)
                 self.statistics.prefill_seconds += time.perf_counter() - began
                 self._emit(index, [first])
                 occupant = self._release(state, row)
@@ -344,7 +349,8 @@ class _Run:
     def _read(self, state: State, ticket: _Ticket) -> None:
         """Take a step's tokens to the host and judge which rows end."""
         if ticket.arrived:
-            ticket.arrived.synchronize()
+            with self.stepper.target.watched():
+                ticket.arrived.synchronize()
         if self.on_step:
             whose = [None if index is None else (index, len(self.sequences[index].tokens)) for index in self.occupants]
             self.on_step(ticket.result, whose)

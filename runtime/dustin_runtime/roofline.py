@@ -18,6 +18,7 @@ from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.shards import Share
 from dustin_runtime.policies.draft_rows import all_heads
+from dustin_runtime.policies.dustin_layers import own_lists, shares
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import DENSE
 from dustin_runtime.pricing import DEVICES, Device, body_weights
@@ -162,9 +163,10 @@ def step_costs(
         )
         logits += logits_bytes(drafting, len(drafted), element_bytes)
     scores = NOTHING
-    if selection is not None and method in ("dustin", "dustin-t", "dustin-d", *ALL_HEADS):
-        free = selection.budget - selection.sink - selection.window
-        m = {"dustin": selection.m, "dustin-t": 0}.get(method, free)
+    if selection is not None and method in ("dustin", "dustin-t", "dustin-d", "dustin-layers", *ALL_HEADS):
+        by_layers = method == "dustin-layers"
+        free = selection.budget - selection.sink - selection.window - (shares(selection).own if by_layers else 0)
+        m = {"dustin": selection.m, "dustin-t": 0, "dustin-layers": shares(selection).m}.get(method, free)
         past = part.asked([selection.history] if m < free else [])
         ahead = drafting.asked((all_heads(draft) if method in ALL_HEADS else selection.lookahead) if m > 0 else [])
         by_rank = [
@@ -175,6 +177,8 @@ def step_costs(
             for rank in range(world)
         ]
         scores = max(by_rank, key=lambda cost: cost.bytes)  # a step waits for the rank that has the most
+        if by_layers:
+            scores = sum_costs(scores, own_cost(target, selection, lengths, element_bytes))
     return StepCosts(target_linears, verify, draft_linears, draft_attention, scores, Cost(logits, 0.0))
 
 
@@ -199,6 +203,15 @@ def attention_cost(shape: ModelShape, read: Sequence[int], queries: int, element
 def history_cost(shape: ModelShape, asked: LayerHeads, lengths: Sequence[int], element_bytes: int) -> Cost:
     """Scores of the last processed token's query, over each row's prefix."""
     return _scores_cost(shape, (asked,), lengths, 1, element_bytes)
+
+
+def own_cost(shape: ModelShape, selection: Selection, lengths: Sequence[int], element_bytes: int) -> Cost:
+    """Scores of the layers that choose anew in a step, by all heads' last queries, over each row's prefix."""
+    own = own_lists(selection)
+    heads = tuple(range(shape.query_heads))
+    layers = min(own.per_step, shape.layers)
+    every = [LayerHeads(layer=layer, heads=heads) for layer in range(layers)]
+    return _scores_cost(shape, every, lengths, own.queries, element_bytes)
 
 
 def lookahead_cost(

@@ -102,6 +102,9 @@ class StepSignals:
             self._together["lookahead"] = found["lookahead"]
         return found["drafts"], found.get("probabilities")
 
+    def prefix_keys(self) -> Tensor:
+        return self.state.target_cache.keys[:, :, : self.state.extent]
+
     def history(self) -> Tensor:
         return self._over_ranks("history", self.stepper.target, self._own_history)
 

@@ -87,7 +87,9 @@ def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name
     assert float(alone.kl.max()) > 1e-6
 
 
-@pytest.mark.parametrize("name", ["dustin", "dustin-t", "snapkv-8", "h2o", "specattn", "quest", "smallkv", "streaming"])
+@pytest.mark.parametrize(
+    "name", ["dustin", "dustin-t", "dustin-layers", "snapkv-8", "h2o", "specattn", "quest", "smallkv", "streaming"]
+)
 def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) -> None:
     """On a policy's own text, with its target as its draft so that all is accepted, its choices are the text."""
     policy = make_policy(name, selection(24))

@@ -276,6 +276,7 @@ def selection(budget: int) -> Selection:
 
 
 COMPARED = [
+    "dustin-layers",
     "snapkv",
     "snapkv-8",
     "compresskv",

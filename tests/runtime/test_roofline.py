@@ -84,6 +84,8 @@ def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) ->
     lookahead = (20 + 3 + 7 + 3) * 1 * 4 * 2
     everything = lookahead * DRAFT.layers * DRAFT.kv_heads
     wanted = {"dustin": history + lookahead, "dustin-t": history, "dustin-d": lookahead}
+    layer = (20 + 7) * TARGET.kv_heads * 4 * 2  # the keys of one
+    wanted["dustin-layers"] = history + lookahead + layer
     wanted |= dict.fromkeys(("specattn-all", "smallkv"), everything)
     assert found.scores.bytes == wanted.get(method, 0)
 

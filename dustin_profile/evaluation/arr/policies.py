@@ -36,6 +36,9 @@ class TraceSignals:
     def memory(self) -> None:
         return None
 
+    def prefix_keys(self) -> Tensor:
+        raise NotImplementedError("traces hold no keys")
+
     def history(self) -> Tensor:
         return self.windows.history[self.selection.history.layer].float()
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dustin_profile.reporting.documents.analysis import Overhead, Recovery, Stabilities
 from dustin_profile.reporting.documents.common import Document
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity, Subsets
-from dustin_profile.reporting.documents.run import AttentionBench, Bench, Generation, GenerationSummary
+from dustin_profile.reporting.documents.run import (
+    AttentionBench,
+    Bench,
+    Generation,
+    GenerationSummary,
+    ProfileTimes,
+)
 from dustin_profile.reporting.documents.search import Heads, SearchResults
 
 KINDS: dict[str, type[Document]] = {
@@ -24,6 +30,7 @@ KINDS: dict[str, type[Document]] = {
         Generation,
         Bench,
         AttentionBench,
+        ProfileTimes,
     )
 }
 """By the `kind` that a file names."""
@@ -40,5 +47,6 @@ MADE_BY = {
     "dustin-generation": "dustin-run generate --json",
     "dustin-bench": "dustin-run bench --json",
     "dustin-bench-attention": "dustin-run bench attention --json",
+    "dustin-profile-time": "python tools/bench_profile.py --json",
 }
 """The command that writes a kind, for remedies."""

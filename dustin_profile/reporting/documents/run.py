@@ -135,3 +135,30 @@ class AttentionBench(Document):
     settings: AttentionSettings
     notes: list[str] = Field(default_factory=list)
     rows: list[AttentionRow] = Field(min_length=1)
+
+
+class StageTime(Part):
+    """One stage of profiling; fields of other stages are empty."""
+
+    part: Literal["srh", "trace", "search"]
+    pair: str
+    seconds: float
+    side: str = ""
+    documents: int = 0
+    context: int = 0
+    continuation: int = 0
+    windows: int = 0
+    prompts: int = 0
+    longest: int = 0
+    mode: str = ""
+    budget: int = 0
+
+
+class ProfileTimes(Document):
+    kind: Literal["dustin-profile-time"]
+    device: str
+    versions: dict[str, str] = Field(default_factory=dict)
+    dtype: str = ""
+    command: str = ""
+    synthetic: list[str] = Field(default_factory=list)
+    rows: list[StageTime] = Field(min_length=1)

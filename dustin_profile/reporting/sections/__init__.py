@@ -20,6 +20,7 @@ from dustin_profile.reporting.sections import (
     methods,
     needle_grid,
     overhead,
+    profiling,
     provenance,
     proxy,
     recovery,
@@ -45,6 +46,7 @@ SECTIONS: tuple[Section, ...] = (
     overhead.SECTION,
     heads.SECTION,
     stability.SECTION,
+    profiling.SECTION,
     limits.SECTION,
     provenance.SECTION,
 )

@@ -202,6 +202,33 @@ def received_mass_reference(q: Tensor, k: Tensor) -> Tensor:
     return total
 
 
+def layer_mass(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
+    """Attention that every sequence's queries pay in one layer, which may be another one for each sequence.
+
+    The layers are known on the device alone, so a CUDA graph can hold the call.
+
+    Args:
+        q: [batch, queries, query_heads, head_size] of those layers, after RoPE.
+        keys: [layers, batch, columns, kv_heads, head_size] after RoPE.
+        layer: [batch] int64.
+        position: [batch, queries] int64, ascending, below `columns`: where each query stands.
+
+    Returns:
+        [batch, kv_heads, columns] fp32: rows over [0, position], summed over queries and the query heads of a KV head.
+    """
+    if usable(q, heads_of=q.shape[3]):
+        from dustin_runtime.kernels import scoring
+
+        return scoring.layer_mass(q, keys, layer, position)
+    return layer_mass_reference(q, keys, layer, position)
+
+
+def layer_mass_reference(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
+    """The same in plain torch."""
+    k = keys[layer, torch.arange(len(layer), device=layer.device)]
+    return rows_at(q, k, position).sum(dim=(2, 3))
+
+
 def attention_scores(q: Tensor, k: Tensor, heads: Sequence[int], group: int, position: Tensor) -> Tensor:
     """Importance of every position: the rows of `attention_rows` summed over heads and queries (Eq. 5).
 

@@ -27,9 +27,13 @@ class _Fixed:
     ) -> None:
         self.lengths = state.lengths
         self.memory = state.memory
+        self._keys = state.target_cache.keys[:, :, : state.extent]
         self._history = history
         self._lookahead = lookahead
         self._lookahead_rows = lookahead_rows
+
+    def prefix_keys(self) -> Tensor:
+        return self._keys
 
     def history(self) -> Tensor:
         assert self._history is not None
@@ -135,10 +139,14 @@ def _linears(model: Decoder, rows: int) -> Callable[[], None]:
 
 def _sums(model: Decoder, rows: int, tokens: int) -> Callable[[], None]:
     """Every sum over ranks of one forward pass."""
-    zeros = torch.zeros(rows, tokens, model.shape.hidden, dtype=model.dtype, device=model.device)  # stay finite
+    size = (rows, tokens, model.shape.hidden)
+    zeros = model.block_room(size)
+    if zeros is None:
+        zeros = torch.empty(size, dtype=model.dtype, device=model.device)
+    zeros.zero_()  # sums stay finite
 
     def run() -> None:
         for _ in range(2 * model.shape.layers):
-            model.summed(zeros)
+            model.whole_block(zeros)
 
     return run

@@ -21,6 +21,7 @@ from dustin_runtime.links import LINKS, step_sums_ms
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.ranks import Ranks
+from dustin_runtime.parallel.sums import SizeClass
 from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
 from dustin_runtime.step import State, Stepper
@@ -40,6 +41,7 @@ class Setup:
         random_weights: whether the models' weights are noise.
         steps: steps that are timed, of the whole batch.
         ranks: that share the target; each of them measures, and the slowest counts.
+        sums: which way sums the target's blocks over them, by size; empty where there was no choice.
     """
 
     target: Decoder
@@ -54,6 +56,7 @@ class Setup:
     steps: int
     repeats: int
     ranks: Ranks = field(default_factory=lambda: Ranks(0, 1, 0))
+    sums: tuple[SizeClass, ...] = ()
 
     @property
     def synthetic(self) -> list[str]:
@@ -194,7 +197,8 @@ def _timed(engine: Engine, state: State, steps: int, depth: int, together: Toget
         if turn:
             host, arrived = late.pop(0)
             if arrived:
-                arrived.synchronize()
+                with engine.stepper.target.watched():
+                    arrived.synchronize()
             for count in host[:, depth + 1].tolist():
                 emitted += int(count)
                 for position in range(int(count) - 1):

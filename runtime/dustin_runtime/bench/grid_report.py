@@ -27,6 +27,7 @@ def document(setup: Setup, rows: Sequence[dict[str, Any]], pair: str, arguments:
         "kind": "dustin-bench",
         "pair": pair,
         **({"ranks": world} if world > 1 else {}),
+        **({"all_reduce": [one.as_dict() for one in setup.sums]} if setup.sums else {}),
         **environment(device),
         "dtype": str(setup.target.dtype).removeprefix("torch."),
         "command": " ".join([_program(world), *(_no_folders(argument) for argument in arguments)]),
@@ -113,6 +114,19 @@ def markdown(found: dict[str, Any]) -> str:
             f"/ N of their bytes at {rate:.3g} GB/s, and {latency:.0f} us each; the last column says how much that is.",
             "`all-reduce` is what they take, timed alone; `scores` have a sum of their own in them.",
         ]
+    if sums := found.get("all_reduce"):
+        names = list(dict.fromkeys(name for one in sums for name in one["us"]))
+        lines += [
+            "",
+            "Ways to sum what ends a block, timed before the first step; the fastest serves messages of so many",
+            "tokens, and fewer:",
+            "",
+            f"| tokens | MiB | {' | '.join(f'{name} us' for name in names)} | serves |",
+            f"|{'---|' * (len(names) + 3)}",
+        ]
+        for one in sums:
+            times = " | ".join(f"{one['us'][name]:.1f}" for name in names)
+            lines.append(f"| {one['tokens']} | {one['bytes'] / 2**20:.2f} | {times} | {one['way']} |")
     return "\n".join(lines) + "\n"
 
 

@@ -66,6 +66,10 @@ def grid(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     offline: Annotated[bool, typer.Option("--offline", help="Use only local files.")] = False,
+    all_reduce: Annotated[
+        str | None,
+        typer.Option(help="Under torchrun on GPUs, how ranks sum: nccl (default), one-shot, two-shot; auto times all."),
+    ] = None,
     rank_timeout: Annotated[
         int, typer.Option(min=1, help="Under torchrun, seconds that a process waits for another within a step.")
     ] = 60,
@@ -84,15 +88,20 @@ def grid(
         return
     if offline:
         go_offline()
+    import torch
+
     from dustin_runtime.acceptance import rate_for
     from dustin_runtime.bench.grid import Setup, measure
     from dustin_runtime.bench.grid_report import document, line, save
     from dustin_runtime.bench.subject import parts_of_text
+    from dustin_runtime.bench.sums import choose_sums
     from dustin_runtime.cli.facts import facts
     from dustin_runtime.config import changed, load_config
     from dustin_runtime.files import require_writable
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.parallel.ranks import joined
+    from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
+    from dustin_runtime.parallel.watch import LONG
     from dustin_runtime.policies import POLICIES
 
     with joined(rank_timeout) as ranks:
@@ -118,6 +127,7 @@ def grid(
             batches, contexts = list(dict.fromkeys(batch or [16])), list(dict.fromkeys(context_tokens or [8192]))
             kind = pick_device(ranks.device(device))
             element = pick_dtype(dtype, kind)
+            require_way(all_reduce or AUTO, ranks.world, kind)
             subject = _subject(pair, target, draft, served, random_weights, offline, kind, element)
             selection, gamma = changed(subject.selection, budget, m), depth or subject.depth
             if force_acceptance is not None:
@@ -130,10 +140,13 @@ def grid(
                 prompts = parts_of_text(subject.tokenizer, file or [], max(batches), max(contexts))
         if not ranks.alone:
             ranks.agree(facts(_options(given), prompts, served, subject.origins(), kind))
+        if talk := ranks.collectives(kind):
+            require_symmetric(all_reduce or AUTO, talk, torch.device(kind), element)
         with ranks.alike(loading=True):
-            decoders = subject.load(ranks.collectives(kind))
+            decoders = subject.load(talk)
         if random_weights and not ranks.alone:
             _agree_on_noise(ranks, decoders)
+        sums = choose_sums(decoders[0], all_reduce or DEFAULT, _summed(cases, gamma, decoders, prompts))
         setup = Setup(
             *decoders,
             selection,
@@ -146,10 +159,15 @@ def grid(
             steps,
             repeats,
             ranks,
+            sums,
         )
+        if ranks.rank == 0:
+            for size in sums:
+                print(size)
         rows: list[dict[str, Any]] = []
         for case in cases:
-            rows.append(measure(setup, case))
+            with decoders[0].watched(LONG):
+                rows.append(measure(setup, case))
             base = next((r for r in rows if r["method"] == "vanilla" and _same(r, rows[-1])), None)
             rows[-1]["alpha"] = rows[-1]["tokens_per_s"] / base["tokens_per_s"] if base else None
             with ranks.alike():
@@ -175,6 +193,20 @@ def _agree_on_noise(ranks: Ranks, decoders: tuple[Decoder, Decoder]) -> None:
 
     sides = zip(("target", "draft"), decoders, strict=True)
     ranks.agree({f"the {side}'s random weights": fingerprint(model) for side, model in sides})
+
+
+def _summed(
+    cases: list[Case], depth: int, decoders: tuple[Decoder, Decoder], prompts: list[list[int]] | None
+) -> set[int]:
+    """Tokens of the sums over ranks that cases have."""
+    from dustin_runtime.parallel.sums import prefill_tokens, step_tokens
+    from dustin_runtime.policies import POLICIES
+
+    target, draft = decoders
+    found = prefill_tokens(target, max(case.context for case in cases)) if prompts else set()
+    for case in cases:
+        found |= step_tokens(case.batch, depth if POLICIES[case.method].drafts else 0, draft.split is not None)
+    return found
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dustin_runtime.config import DustinConfig
     from dustin_runtime.engine import Draw, Engine, Generation
     from dustin_runtime.loading import Pair
+    from dustin_runtime.parallel.sums import SizeClass
     from dustin_runtime.policies import Policy
     from dustin_runtime.statistics import Statistics
 
@@ -98,6 +99,10 @@ def generate(
             "slower than a part of each layer, but for any heads. No CUDA graph.",
         ),
     ] = False,
+    all_reduce: Annotated[
+        str | None,
+        typer.Option(help="Under torchrun on GPUs, how ranks sum: nccl (default), one-shot, two-shot; auto times all."),
+    ] = None,
     rank_timeout: Annotated[
         int, typer.Option(min=1, help="Under torchrun, seconds that a process waits for another within a step.")
     ] = 60,
@@ -110,6 +115,9 @@ def generate(
         from dustin_runtime.cli.support import go_offline
 
         go_offline()
+    import torch
+
+    from dustin_runtime.bench.sums import choose_sums
     from dustin_runtime.budget import check_reach
     from dustin_runtime.cli.facts import facts
     from dustin_runtime.config import load_config
@@ -117,6 +125,8 @@ def generate(
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.memory_plan import free_bytes
     from dustin_runtime.parallel.ranks import joined
+    from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
+    from dustin_runtime.parallel.sums import prefill_tokens, step_tokens
     from dustin_runtime.policies import draft_window, make_policy, require_over_ranks
     from dustin_runtime.prompts import encode, gather_prompts
     from dustin_runtime.step import Stepper
@@ -140,6 +150,7 @@ def generate(
             for policy in policies:
                 require_over_ranks(policy, ranks.world)
             kind = pick_device(ranks.device(device))
+            require_way(all_reduce or AUTO, ranks.world, kind, pipeline)
             opened, gamma = open_models(served, pair, target, draft, rope, offline)
             ranks.share(opened.target_shape, pipeline)
             ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
@@ -176,10 +187,17 @@ def generate(
                 )
         if not ranks.alone:
             ranks.agree(facts(given, ids, served, opened.provenance(), kind))
+        if talk := ranks.collectives(kind):
+            require_symmetric(all_reduce or AUTO, talk, torch.device(kind), element)
         with ranks.alike(loading=True):
-            model = opened.load_target(element, kind, ranks.collectives(kind), pipeline=pipeline)
+            model = opened.load_target(element, kind, talk, pipeline=pipeline)
         with ranks.alike(loading=True):  # a draft may borrow what others hold, who have to have loaded it
             drafter = opened.load_draft(model) if drafted else None
+        rows, split_draft = min(batch or len(ids), len(ids)), drafter is not None and drafter.split is not None
+        summed = prefill_tokens(model, max(map(len, ids)))
+        for policy in policies:
+            summed |= step_tokens(rows, depth or gamma if policy.drafts else 0, split_draft)
+        sums = choose_sums(model, all_reduce or DEFAULT, summed)
         ends: frozenset[int] = frozenset() if ignore_eos else opened.stop_ids()
         draws = [Draw(temperature, top_p, seed + index) for index in range(len(ids))]
         runs = []
@@ -210,7 +228,7 @@ def generate(
             )
             del engine, stepper  # their buffers, before the next method's
         if ranks.rank == 0:
-            _report(names, runs, as_json, served)
+            _report(names, runs, as_json, served, sums)
         if runs[-1][1].interrupted:
             complete = sum(generation.finished is not None for generation in runs[-1][0])
             interrupted = InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
@@ -348,6 +366,7 @@ def _report(
     runs: list[tuple[list[Generation], Statistics, list[str]]],
     as_json: bool,
     served: DustinConfig | None,
+    sums: Sequence[SizeClass],
 ) -> None:
     from dustin_runtime.policies import POLICIES
 
@@ -363,6 +382,8 @@ def _report(
     }
     if served and POLICIES[names[0]].needs_selection:
         document["budget"] = served.selection.budget
+    if sums:
+        document["all_reduce"] = [size.as_dict() for size in sums]
     if len(runs) > 1:
         other, other_statistics, _ = runs[1]
         document["compare"] = {"method": names[1], "statistics": other_statistics.as_dict()}

@@ -214,6 +214,7 @@ def linear(
     squares: Tensor | None = None,
     eps: float = 0.0,
     cut: Tiling | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [..., inputs] times weight [outputs, inputs], plus bias [outputs]; fp32 sums.
 
@@ -221,8 +222,9 @@ def linear(
         x: up to `MOST_ROWS` rows, 16-bit.
         gated: weight holds the rows of a gate, then as many of an up projection; the result is silu(gate) * up.
         squares: [parts, rows] fp32 as of `add_linear`: x is yet to be divided by the root of their mean plus `eps`.
+        out: [..., outputs], contiguous: where the result is to lie.
     """
-    return _launch(x, weight, bias, gated, squares, eps, None, None, None, cut)[0]
+    return _launch(x, weight, bias, gated, squares, eps, None, None, None, cut, out)[0]
 
 
 def linear_rope_append(
@@ -265,6 +267,7 @@ def _launch(
     gain: Tensor | None,
     rotate: tuple[int, Append] | None,
     cut: Tiling | None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     inputs = x.shape[-1]
     rows = x.numel() // inputs
@@ -287,7 +290,8 @@ def _launch(
             *k.stride()[:3], *v.stride()[:3], *(k if more is None else more).stride()[:3],
             x.shape[1], query_heads, k.shape[2], *to.ring,
         )  # fmt: skip
-    out = torch.empty(shape, dtype=x.dtype, device=device)
+    if out is None:
+        out = torch.empty(shape, dtype=x.dtype, device=device)
     gained = torch.empty(shape, dtype=x.dtype, device=device) if add else out
     sums = torch.empty(blocks if add else 0, rows, dtype=torch.float32, device=device)
     scratch = blocks * splits * tile * cut.out * (2 if gated else 1) if splits > 1 else 0

@@ -1,7 +1,8 @@
 """Attention mass of chosen heads on every position, for several layers, heads and queries at once.
 
-Reference: `dustin_runtime.attention.scoring.ScoredHeads.reference`. Two launches: the first reads each key once, keeps
-the logits (fp32) and finds every row's softmax normaliser; the second sums the normalised rows.
+References: `ScoredHeads.reference` and `layer_mass_reference` of `dustin_runtime.attention.scoring`. Two launches: the
+first reads each key once, keeps the logits (fp32) and finds every row's softmax normaliser; the second sums the
+normalised rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dustin_runtime.kernels.workspace import counters
 @triton.jit(do_not_specialize=["batch", "groups_count"])
 def _logits(
     q, keys, groups, members, position, logits, tops, totals, normalisers, counter,
-    q_batch, q_query, q_entry, k_layer, k_batch, k_token, k_head,
+    q_batch, q_query, q_entry, k_layer, k_batch, k_token, k_head, g_batch,
     batch, groups_count, entries, pitch, scale,
     QUERIES: tl.constexpr, MEMBERS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
     SHARE: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr,
@@ -36,8 +37,8 @@ def _logits(
         group_id = piece // CHUNKS
         group = group_id % groups_count
         sequence = group_id // groups_count
-        layer = tl.load(groups + group * 2)
-        head = tl.load(groups + group * 2 + 1)
+        layer = tl.load(groups + sequence * g_batch + group * 2)
+        head = tl.load(groups + sequence * g_batch + group * 2 + 1)
         entry = tl.load(members + group * MEMBERS + row % MEMBERS)
         exists = (query < QUERIES) & (entry >= 0)
         at_position = tl.load(position + sequence * QUERIES + query, mask=exists, other=-1)
@@ -134,7 +135,7 @@ def attention_scores(
     Args:
         q: [batch, queries, entries, head_size]: the queries of all scored heads, layer by layer.
         keys: [layers, batch, capacity, kv_heads, head_size].
-        groups: [groups, 2] int32, (layer, KV head) pairs that are asked.
+        groups: [groups, 2] int32, (layer, KV head) pairs that are asked; or [batch, groups, 2], by sequence.
         members: [groups, most] int32, which entries ask a group, -1 padded.
         position: [batch, queries] int64, ascending. A row covers the positions [0, position].
         columns: width of the result; the capacity if not given.
@@ -150,7 +151,7 @@ def attention_scores(
     rows = max(16, next_power_of_2(queries * most))
     wide = 64 if rows > 64 or q.itemsize > 2 else 128
     pitch = ceil_div(capacity, wide) * wide
-    count = len(groups)
+    count = groups.shape[-2]
     # By default several waves of programs, each with several tiles to stream.
     share = 4096
     if programs is None:
@@ -165,7 +166,7 @@ def attention_scores(
     _logits[(min(pieces, programs or pieces),)](
         q, keys, groups, members, position, logits, tops, totals, normalisers,
         counters(q.device, batch * count, "scores"), *q.stride()[:3], *keys.stride()[:4],
-        batch, count, entries, pitch, head_size**-0.5 * math.log2(math.e),
+        groups.stride(0) if groups.dim() == 3 else 0, batch, count, entries, pitch, head_size**-0.5 * math.log2(math.e),
         QUERIES=queries, MEMBERS=most, ROWS=rows, D=head_size, KEYS=wide, SHARE=share, CHUNKS=chunks,
         SLOTS=next_power_of_2(chunks),
         num_warps=8 if rows > 16 else 4, num_stages=2 if rows > 64 or q.itemsize > 2 else 3,
@@ -174,3 +175,32 @@ def attention_scores(
         logits, normalisers, position, out, lines, pitch, columns, QUERIES=queries, KEYS=512, num_warps=4
     )
     return out
+
+
+def layer_mass(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
+    """Arguments and result as of `attention.scoring.layer_mass`."""
+    batch, query_heads = len(q), q.shape[2]
+    columns, kv_heads = keys.shape[2:4]
+    group = query_heads // kv_heads
+    most = next_power_of_2(group)
+    # A KV head of a sequence is taken for a sequence, since heads of one are summed.
+    apart = keys.transpose(2, 3).flatten(1, 2).unsqueeze(3)
+    packed = q.unflatten(2, (kv_heads, group)).transpose(1, 2).flatten(0, 1)
+    members = torch.arange(most, dtype=torch.int32, device=q.device)
+    members = torch.where(members < group, members, -1).unsqueeze(0)
+    asked = layer.to(torch.int32).repeat_interleave(kv_heads)
+    groups = torch.stack((asked, torch.zeros_like(asked)), dim=1).unsqueeze(1)
+    stands = position.repeat_interleave(kv_heads, dim=0)
+    found = [
+        attention_scores(part, apart, groups, members, at.contiguous())
+        for part, at in zip(*(x.split(queries_at_once(group), dim=1) for x in (packed, stands)), strict=True)
+    ]
+    total = found[0]
+    for more in found[1:]:
+        total += more
+    return total.view(batch, kv_heads, columns)
+
+
+def queries_at_once(group: int) -> int:
+    """Queries of all heads of a KV head whose rows are one tile: more would not fit in registers."""
+    return max(64 // next_power_of_2(group), 1)

@@ -7,6 +7,7 @@ So the scores measured offline are computed from the same tensors as those used 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -162,8 +163,16 @@ class Decoder:
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         """What a block adds to the residual."""
-        own = ops.linear(x, weight)
-        return self.split.sum(own) if self.split and self.split.partial_blocks else own
+        room = self.block_room((*x.shape[:-1], len(weight)))
+        return self.whole_block(ops.linear_into(room, x, weight))
+
+    def block_room(self, size: Sequence[int]) -> Tensor | None:
+        """Where `whole_block` has its argument of a size best; None for anywhere."""
+        return None if self.split is None else self.split.block_room(size, self.dtype)
+
+    def whole_block(self, own: Tensor) -> Tensor:
+        """What the ranks' parts of a block's end [batch, tokens, hidden] are together."""
+        return own if self.split is None else self.split.end_block(own)
 
     def _final(self, x: Tensor, last: Tensor | None) -> Tensor:
         return ops.add_rms_norm(x, last, self.weights.norm, self.shape.norm_eps)[1]
@@ -171,6 +180,10 @@ class Decoder:
     def summed(self, partial: Tensor) -> Tensor:
         """What the ranks' parts of a result are together."""
         return partial if self.split is None else self.split.sum(partial)
+
+    def watched(self, seconds: float | None = None) -> AbstractContextManager[None]:
+        """Wait within for the device, as long as a step may take or so many seconds: it may wait for a dead rank's."""
+        return nullcontext() if self.split is None else self.split.ranks.watched(seconds)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., hidden] to [..., vocab] (rows beyond the tokenizer's ids are padding)."""

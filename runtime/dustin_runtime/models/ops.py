@@ -75,6 +75,18 @@ def linear(x: Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def linear_into(out: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
+    """`linear` without a bias into a contiguous tensor [..., outputs]; None is a new one."""
+    if out is None:
+        return linear(x, weight)
+    if _few_rows(x, weight, gated=False):
+        from dustin_runtime.kernels.linear import linear as kernel
+
+        return kernel(x, weight, out=out)
+    torch.mm(x.view(-1, x.shape[-1]), weight.t(), out=out.view(-1, len(weight)))
+    return out
+
+
 def gated_linear(x: Normed, weight: Tensor) -> Tensor:
     """SwiGLU (arXiv 2002.05202): weight [2 ffn, inputs] holds the gate, which silu is applied to, then its factor."""
     if isinstance(x, Unscaled):

@@ -6,7 +6,7 @@ Shapes are those of the arguments and nothing is read on the host, so that a CUD
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dustin_runtime.errors import DustinError, PeerError, understood
+from dustin_runtime.parallel.watch import Watch, lost
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,14 @@ class Collectives:
     Attributes:
         group: whose backend serves the tensors' device; None is the default group.
         waiting: a group on the host that may wait long, for `alike`; None is the default group.
+        watch: what ends a wait for the GPU that a dead rank leaves without end; None where tensors are on the host.
     """
 
     rank: int
     world: int
     group: dist.ProcessGroup | None = None
     waiting: dist.ProcessGroup | None = None
+    watch: Watch | None = None
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over ranks, to the same bits on each of them: in place, but for a tensor that is not contiguous.
@@ -66,6 +69,10 @@ class Collectives:
         with peers():
             dist.recv(x, source, group=self.group)
         return x
+
+    def watched(self, seconds: float | None = None) -> AbstractContextManager[None]:
+        """Wait within for the GPU, which waits for others: as `Watch.waiting`."""
+        return self.watch.waiting(seconds) if self.watch else nullcontext()
 
     def alike(self) -> AbstractContextManager[None]:
         """Between steps, do what one rank does for all: as `Ranks.alike`."""
@@ -115,10 +122,10 @@ def everywhere(value: object, group: dist.ProcessGroup | None = None) -> list[An
 def peers() -> Iterator[None]:
     """Turn what torch.distributed raises, once a rank is gone, into one line.
 
-    With gloo the others learn of it here. With NCCL a step waits on the device: torch's watchdog ends the process.
+    With gloo the others learn of it here. On GPUs a step waits on the device: `watch` ends the process.
     """
     try:
         yield
     except RuntimeError as error:  # of which its own classes are
         reason = str(error).strip().split("\n")[0]
-        raise PeerError(f"another rank has ended or does not answer ({reason}); mend it and start all again") from error
+        raise PeerError(lost(reason)) from error

@@ -6,7 +6,7 @@ not divide by the number of ranks, and links that are too slow for two sums a la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -44,6 +44,13 @@ class Pipeline:
             return self._of_last(final(x, last))
         self.ranks.send(x if last is None else x + last, self.ranks.rank + 1)
         return self._of_last(torch.empty_like(x))
+
+    def block_room(self, size: Sequence[int], dtype: torch.dtype) -> None:
+        """Anywhere."""
+
+    def end_block(self, x: Tensor) -> Tensor:
+        """A stage's blocks are whole."""
+        return x
 
     def sum(self, x: Tensor) -> Tensor:
         """Scores of all heads: of a layer's one stage has them, others have zeros."""

@@ -21,6 +21,7 @@ from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel import environment
 from dustin_runtime.parallel.collectives import Collectives, alike, everywhere, peers, shared
 from dustin_runtime.parallel.split import part_of
+from dustin_runtime.parallel.watch import Process, Watch
 
 TIMEOUT = 60
 """Seconds that a rank waits for another within a step."""
@@ -53,7 +54,7 @@ def joined(timeout: int = TIMEOUT) -> Iterator[Ranks]:
         reason = str(error).strip().split("\n")[0]
         raise PeerError(f"rank {rank}: not all of {world} ranks came within {timeout} s ({reason})") from None
     try:
-        yield Ranks(rank, world, local, loading)
+        yield Ranks(rank, world, local, loading, timeout)
     except DustinError as error:
         if not error.quiet and rank:
             raise type(error)(f"rank {rank}: {error}") from error
@@ -75,12 +76,14 @@ class Ranks:
     Attributes:
         local: its number on its host, from 0.
         loading: the group, for waits as long as `LOADING_TIMEOUT`; None if this is the only process.
+        timeout: seconds that it waits for another within a step.
     """
 
     rank: int
     world: int
     local: int
     loading: dist.ProcessGroup | None = None
+    timeout: int = TIMEOUT
 
     @property
     def alone(self) -> bool:
@@ -108,9 +111,12 @@ class Ranks:
         """How the ranks talk in a step: by NCCL on GPUs, by gloo elsewhere; None for one process."""
         if self.alone:
             return None
+        if not device.startswith("cuda"):
+            return Collectives(self.rank, self.world, None, self.loading)
         with peers():
-            group = dist.new_group(backend="nccl") if device.startswith("cuda") else None
-        return Collectives(self.rank, self.world, group, self.loading)
+            group = dist.new_group(backend="nccl")
+        watch = Watch.over(self.rank, everywhere(Process.here()), self.timeout)
+        return Collectives(self.rank, self.world, group, self.loading, watch)
 
     @contextmanager
     def alike(self, loading: bool = False) -> Iterator[None]:

@@ -15,6 +15,7 @@ from dustin_runtime.parallel.shards import Cut, Share
 from dustin_runtime.parallel.stages import Stage
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from dustin_runtime.models.decoder import Weights
@@ -98,7 +99,7 @@ class Split(Protocol):
     """What a decoder asks whose weights are on several ranks. All of them make the same calls in the same order."""
 
     partial_blocks: ClassVar[bool]
-    """Whether a rank has only a part of what ends a block, which `sum` completes."""
+    """Whether a rank has only a part of what ends a block, which `end_block` completes."""
     in_graphs: ClassVar[bool]
     """Whether a CUDA graph may hold a step."""
 
@@ -123,6 +124,14 @@ class Split(Protocol):
             x: what the last layer here adds to, and `last` what it adds; None if there is no layer here.
             final: the sum of both, normalised.
         """
+        ...
+
+    def block_room(self, size: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Where `end_block` has its argument best, to save a copy; None for anywhere."""
+        ...
+
+    def end_block(self, x: Tensor) -> Tensor:
+        """What a block adds to the residual [batch, tokens, hidden], from this rank's part of it."""
         ...
 
     def sum(self, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from dustin_runtime.models.decoder import Weights
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.collectives import Collectives
 from dustin_runtime.parallel.shards import Share
+from dustin_runtime.parallel.sums import BlockSums
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,14 @@ class TensorParallel:
 
     share: Share
     ranks: Collectives
+    blocks: BlockSums
     partial_blocks: ClassVar[bool] = True
     in_graphs: ClassVar[bool] = True
 
     @classmethod
     def of(cls, shape: ModelShape, ranks: Collectives) -> TensorParallel:
         """The part of a whole model that falls to this rank. Raises UsageError as `Share.of`."""
-        return cls(Share.of(shape, ranks.rank, ranks.world), ranks)
+        return cls(Share.of(shape, ranks.rank, ranks.world), ranks, BlockSums(ranks))
 
     def first_layers(self, count: int) -> TensorParallel:
         """The same of the model cut after `count` layers."""
@@ -41,6 +43,14 @@ class TensorParallel:
     def leave(self, x: Tensor, last: Tensor | None, final: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
         """The final hidden states; blocks have been summed."""
         return final(x, last)
+
+    def block_room(self, size: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Memory that others read, if a sum of that size goes that way. The next room is the same memory."""
+        return self.blocks.room(size, dtype)
+
+    def end_block(self, x: Tensor) -> Tensor:
+        """What ends a block, added up the way that is fastest for its size."""
+        return self.blocks(x)
 
     def sum(self, x: Tensor) -> Tensor:
         """Partial results of all ranks added up, the same bits everywhere."""

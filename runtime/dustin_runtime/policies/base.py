@@ -91,6 +91,10 @@ class Signals(Protocol):
         """What `Policy.memory` made."""
         ...
 
+    def prefix_keys(self) -> Tensor:
+        """[layers, batch, positions, kv_heads, head_size] of the target; beyond a row's length, anything."""
+        ...
+
     def history(self) -> Tensor:
         """[batch, positions] fp32 attention of the target's heads at the last processed token."""
         ...

@@ -131,14 +131,14 @@ def test_fidelity_of_an_older_file_has_no_medians(tmp_path: Path) -> None:
 
 def test_speed_is_the_files_and_says_that_it_is_synthetic(built: Built) -> None:
     bench = read_json(RESULTS / "bench-qwen7b-1xh200.json")
-    table = built.page.table("Decoding speed by method", 2)  # the real pair's two come first
+    table = built.page.table("Decoding speed by method", 3)  # the real pair's two come first, and the shapes of another
     rows = [row for row in table.rows[1:] if len(row) > 1]
     assert sorted(row[1] for row in rows) == sorted(f"{row['tokens_per_s']:,.0f}" for row in bench["rows"])
     assert sorted(row[4].partition(" ")[0] for row in rows) == sorted(f"{row['step_ms']:.2f}" for row in bench["rows"])
     assert {row[3] for row in rows} == {"synthetic"}
     best = max((row for row in bench["rows"] if row["method"] == "dustin"), key=lambda row: row["alpha"])
     assert f"{best['alpha']:.2f}×" in built.page.text
-    for name in ("speed-3", "step-3", "attention"):
+    for name in ("speed-3", "step-3", "speed-4", "step-4", "attention"):
         assert "SYNTHETIC: " in (built.folder / "page-figures" / f"{name}.svg").read_text()
     real = read_json(RESULTS / "bench-qwen-coder1.5b_0.5b-1xh200.json")
     table = built.page.table("Decoding speed by method")
@@ -152,6 +152,14 @@ def test_speed_is_the_files_and_says_that_it_is_synthetic(built: Built) -> None:
     table = built.page.table("Attention of one verification, synthetic caches")
     assert [row[5] for row in table.rows[1:]] == [f"{row['speedup']:.2f}×" for row in attention["rows"]]
     assert {row[1] for row in table.rows[1:]} == {"synthetic"}
+
+
+def test_times_of_profiling_are_the_files(built: Built) -> None:
+    times = read_json(RESULTS / "profile-time-1xh200.json")
+    rows = built.page.table("Time of profiling by stage").rows[1:]
+    assert [row[0] for row in rows] == [row["part"] for row in times["rows"]]
+    assert [row[4] for row in rows] == [f"{row['seconds']:.1f}" for row in times["rows"]]
+    assert {row[2] for row in rows} == {"synthetic"}
 
 
 def test_drift_and_generation_are_the_files(built: Built) -> None:

@@ -91,6 +91,7 @@ def test_a_run_directory_explains_its_config(run: Path, tmp_path: Path) -> None:
         "attention",
         "overhead",
         "stability",
+        "profiling",
     ]
     results = read_json(run / "results.json")
     chosen = results["selection"]

@@ -168,6 +168,8 @@ def test_linear(
         want = F.silu(gate) * up
     assert cases.error(found, want) < cases.tolerance(dtype)
     assert torch.equal(linear(x, weight, bias, gated=gated), found)
+    out = torch.empty_like(found)
+    assert linear(x, weight, bias, gated=gated, out=out) is out and torch.equal(out, found)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES[1:])

@@ -1,0 +1,240 @@
+"""Dustin with a part of the budget for each layer: tokens that the layer's own last queries attend to most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.attention.scoring import layer_mass
+from dustin_runtime.attention.sparse import SparseAttention
+from dustin_runtime.config import MAX_OWN_QUERIES, OwnLists, Selection
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.base import Prompted, Signals, Verification
+from dustin_runtime.policies.dustin import Dustin
+from dustin_runtime.selection import ascending, eligible_positions, ranked
+
+MOST_ROWS = 64
+"""Rows of a KV head, of which the kernel keeps the logits at once."""
+
+
+class Shares(NamedTuple):
+    """How a budget is shared: protected and global tokens, `m` of them by lookahead, and a layer's own."""
+
+    shared: int
+    m: int
+    own: int
+
+
+def shares(selection: Selection) -> Shares:
+    """The split that `selection.own`, or its defaults, asks for. At least one token stays global."""
+    free = selection.budget - selection.sink - selection.window
+    own = min(round(own_lists(selection).share * free), free - 1)
+    return Shares(selection.budget - own, selection.m * (free - own) // free, own)
+
+
+def own_lists(selection: Selection) -> OwnLists:
+    """What layers choose themselves; the defaults where a configuration does not say."""
+    return selection.own or OwnLists()
+
+
+def candidates(mass: Tensor, lengths: Tensor, count: int, *, sink: int, window: int) -> Tensor:
+    """Unprotected tokens in order of decreasing mass, ties by position; then those that come next into the prefix.
+
+    With the latter, all `count` are unprotected once the prefix has grown to `sink + window + count` tokens.
+
+    Args:
+        mass: [batch, lists, columns] fp32, not negative; lengths: [batch] int64 tokens of each prefix.
+
+    Returns:
+        [batch, lists, count] int64, all different.
+    """
+    eligible = eligible_positions(lengths, mass.shape[2], sink=sink, window=window)
+    best = ranked(mass, eligible.unsqueeze(1), count)
+    # Of `e` eligible positions, which are [sink, sink + e), the rank j >= e is missing: sink + j is free.
+    return torch.where(best < 0, sink + torch.arange(count, device=best.device), best)
+
+
+def merge(shared: Tensor, candidates: Tensor, lengths: Tensor, own: int, window: int) -> Tensor:
+    """Every layer's list: the shared one, and the layer's first candidates that are not in it.
+
+    Args:
+        shared: [batch, s] int64 ascending, -1 padded: protected and global tokens.
+        candidates: [layers, batch, lists, c] int64, of which a prefix may have grown out; `c` is at least `own` and the
+            unprotected tokens of `shared`.
+        lengths: [batch] int64 tokens of each prefix; those of the window are protected.
+        own: how many of the candidates are taken.
+
+    Returns:
+        [layers, batch, lists, s + own] int64 ascending, -1 padded.
+    """
+    layers, batch, lists, _ = candidates.shape
+    rows = candidates.transpose(0, 1).flatten(1).contiguous()  # [batch, layers * lists * c]
+    ordered = shared.masked_fill(shared < 0, torch.iinfo(torch.int64).max)
+    place = torch.searchsorted(ordered, rows).clamp(max=shared.shape[1] - 1)
+    free = (ordered.gather(1, place) != rows) & (rows < (lengths - window).unsqueeze(1))
+    free = free.view(batch, layers, lists, -1).transpose(0, 1)
+    order = free.cumsum(dim=3)
+    # Taken ones move to their rank, all others to one place behind, which is cut off.
+    target = torch.where(free & (order <= own), order - 1, own)
+    taken = candidates.new_full((*candidates.shape[:3], own + 1), -1).scatter(3, target, candidates)[..., :own]
+    return ascending(torch.cat((shared[None, :, None].expand(layers, -1, lists, -1), taken), dim=3))
+
+
+class FreshLists:
+    """Each layer's last queries, and which tokens they preferred; implements `policies.base.Memory`.
+
+    Attributes:
+        queries: [layers, rows, slots, query_heads, head_size]. A position's query lies in slot `position % slots`, and
+            there are as many more slots than `OwnLists.queries` as a step has drafts: a rejected draft's query lies
+            behind the prefix, where it is not read, until the token that takes its position overwrites it, and no
+            draft's slot is that of a query which the next step reads.
+        candidates: [layers, rows, kv_heads or 1, free] int64, see `candidates`.
+        steps: [rows] int64 since the row was filled: which layers' turn it is. A row has a count of its own, so that
+            its text does not depend on what the others do.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        target: ModelShape,
+        depth: int,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        own = own_lists(selection)
+        self.selection = selection
+        self.pooled = own.queries
+        self.per_step = min(own.per_step, target.layers)
+        self.by_head = own.heads == "kv_head"
+        self.sink, self.window = selection.sink, selection.window
+        free = selection.budget - selection.sink - selection.window
+        slots = own.queries + depth
+        size = (target.layers, rows, slots, target.query_heads, target.head_size)
+        self.queries = torch.zeros(size, dtype=dtype, device=device)
+        first = self.sink + torch.arange(free, device=device)
+        lists = target.kv_heads if self.by_head else 1
+        self.candidates = first.expand(target.layers, rows, lists, -1).contiguous()
+        self.steps = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._row = torch.arange(rows, device=device).unsqueeze(1)
+        self._new = torch.arange(depth + 1, device=device)
+        self._last = torch.arange(-own.queries, 0, device=device)
+        self._turn = torch.arange(self.per_step, device=device).unsqueeze(1)
+
+    def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
+        """Choose in every layer of a prompt."""
+        slots, one = self.queries.shape[2], slice(row, row + 1)
+        for layer, q in target.queries.items():
+            last = q[:, -min(self.pooled, target.length) :]
+            position = torch.arange(target.length - last.shape[1], target.length, device=q.device)
+            self.queries[layer, row, position % slots] = last[0]
+        lengths = self.steps.new_full((1,), target.length)
+        keys = target.cache.keys[:, :, : target.length]
+        for layer in target.queries:
+            self._choose(lengths.new_full((1,), layer), lengths, keys, one)
+        self.steps[row] = 0
+
+    def refresh(self, lengths: Tensor, keys: Tensor) -> None:
+        """Let the layers whose turn it is choose anew.
+
+        Args:
+            lengths: [rows] int64; keys: [layers, rows, columns, kv_heads, head_size].
+        """
+        layers = (self.steps * self.per_step + self._turn) % len(self.queries)  # [per_step, rows]
+        for layer in layers:
+            self._choose(layer, lengths, keys, slice(None))
+        self.steps.add_(1)
+
+    def _choose(self, layer: Tensor, lengths: Tensor, keys: Tensor, rows: slice) -> None:
+        """Choose candidates in one layer of each of some rows."""
+        row = self._row[rows]
+        # A prefix shorter than the pool asks its first token several times, all of whose attention is on itself.
+        position = (lengths.unsqueeze(1) + self._last).clamp(min=0)
+        q = self.queries[layer.unsqueeze(1), row, position % self.queries.shape[2]]
+        mass = layer_mass(q, keys, layer, position)
+        if not self.by_head:
+            mass = mass.sum(dim=1, keepdim=True)
+        count = self.candidates.shape[3]
+        self.candidates[layer, row[:, 0]] = candidates(mass, lengths, count, sink=self.sink, window=self.window)
+
+    def keep(self, queries: list[Tensor], start: Tensor) -> None:
+        """Keep the queries of a step's tokens, accepted or not.
+
+        Args:
+            queries: by layer, [rows, depth + 1, query_heads, head_size]; start: [rows] int64, position of the first.
+        """
+        slot = (start.unsqueeze(1) + self._new) % self.queries.shape[2]
+        self.queries[:, self._row, slot] = torch.stack(queries)
+
+
+class KeepingAttention(SparseAttention):
+    """Verification over the lists that also keeps the queries; implements `policies.Verification`."""
+
+    def __init__(self, memory: FreshLists, kept: Tensor) -> None:
+        super().__init__(kept)
+        self.memory = memory
+        self._queries: list[Tensor] = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        self._queries.append(q)
+        if len(self._queries) == len(self.memory.queries):  # of all layers at once: two launches, not two for each
+            self.memory.keep(self._queries, start)
+            self._queries = []
+        return super().__call__(layer, q, k, v, start)
+
+
+@dataclass(frozen=True)
+class DustinLayers(Dustin):
+    """Dustin's list at a smaller count, the same for all, and for every layer what its own last queries attend to.
+
+    Each layer's (or KV head's) part of the budget is `OwnLists.share`; in every step the next `per_step` layers choose
+    anew. The others keep their order of preference, and take the first tokens of it that the step's global list lacks.
+    """
+
+    name: ClassVar[str] = "dustin-layers"
+    over_ranks: ClassVar[bool] = False
+    prompt_queries: ClassVar[int] = MAX_OWN_QUERIES
+
+    @property
+    def _settings(self) -> tuple[int, int, int, int]:
+        assert self.selection is not None
+        shared, m, _ = shares(self.selection)
+        return shared, self.selection.sink, self.selection.window, m
+
+    def memory(
+        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> FreshLists:
+        assert self.selection is not None
+        return FreshLists(self.selection, target, depth, rows, dtype, device)
+
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        assert self.selection is not None
+        selection, own = self.selection, own_lists(self.selection)
+        free = selection.budget - selection.sink - selection.window
+        lists = rows * (target.kv_heads if own.heads == "kv_head" else 1)
+        width = target.query_heads * target.head_size * element_bytes
+        step = target.layers * rows * (depth + 1) * width  # of all layers, until they are kept, and stacked
+        queries = target.layers * rows * (own.queries + depth) * width + 2 * step
+        prompt = target.layers * MAX_OWN_QUERIES * width
+        # Candidates, their places in the shared list, ranks and targets; lists as they are, sorted, and their order.
+        chosen = 8 * target.layers * lists * (5 * free + 4 * selection.budget)
+        logits = 4 * rows * target.query_heads * min(own.queries, MOST_ROWS // target.group + 1) * capacity
+        sums = 4 * rows * (2 * target.kv_heads + 1) * capacity + 8 * 4 * lists * capacity  # packed as keys to be ranked
+        return queries + prompt + chosen + logits + sums
+
+    def verification(self, signals: Signals) -> Verification:
+        assert isinstance(signals.memory, FreshLists)
+        return KeepingAttention(signals.memory, self.select(signals))
+
+    def select(self, signals: Signals) -> Tensor:
+        """[layers, batch, kv_heads or 1, k]; each call is the next turn of the rotation."""
+        assert self.selection is not None and isinstance(signals.memory, FreshLists)
+        memory, lengths = signals.memory, signals.lengths
+        memory.refresh(lengths, signals.prefix_keys())
+        shared = super().select(signals)[0, :, 0]
+        return merge(shared, memory.candidates, lengths, shares(self.selection).own, self.selection.window)
