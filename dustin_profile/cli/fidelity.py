@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -30,6 +31,10 @@ def fidelity(
         ),
     ] = None,
     budget: Budgets = None,
+    kv_dtype: Annotated[
+        str,
+        typer.Option(help="Of the target's cache that policies read, and full verification once more: auto or fp8."),
+    ] = "auto",
     run_dir: RunDir = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -37,14 +42,20 @@ def fidelity(
 ) -> None:
     """Verify given texts with every policy and compare its predictions with full verification's."""
     from dustin_profile import progress
-    from dustin_profile.evaluation.fidelity_stage import HEADER, cells, check_room, rows, run
+    from dustin_profile.evaluation.fidelity_stage import HEADER, cells, check_room, full_served, rows, run
     from dustin_profile.rundir import locked
+    from dustin_runtime.loading import pick_device
+    from dustin_runtime.scaled import dtype_name, pick_kv_dtype
 
     served = begin(config, models, quiet)
     check_tokens(context, tokens)
+    cached = pick_kv_dtype(kv_dtype, pick_device(models.device))
     wanted = cells(method or None, budget or [served.selection.budget], served)
-    check_room(context, tokens, [cell.budget for cell in wanted])
+    check_room(context, tokens, [cell.budget for cell in wanted if cell.budget])
     texts = open_texts(served, models, data, context, documents, tokens)
+    if cached:
+        wanted = [full_served(), *wanted]
+        texts = replace(texts, kv_dtype=cached, inputs=texts.inputs | {"kv_dtype": dtype_name(cached, cached)})
     if served.draft_budget is not None:
         progress.say("fidelity: the draft reads its whole cache here, not the config's first and last tokens")
     folder = run_dir or results_folder(config, served)

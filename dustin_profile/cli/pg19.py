@@ -45,7 +45,7 @@ def pg19(
     check_tokens(context, tokens)
     cells = make_cells(method or ["vanilla", "dustin"], budget or (), served)
     sparse = [fidelity_stage.cells([cell.method], [cell.budget], served)[0] for cell in cells if cell.budget]
-    fidelity_stage.check_room(context, tokens, [cell.budget for cell in sparse])
+    fidelity_stage.check_room(context, tokens, [cell.budget for cell in sparse if cell.budget])
     texts = open_texts(served, models, data, context, documents, tokens)
     folder = (run_dir or results_folder(config, served)) / "pg19"
     with locked(folder.parent):

@@ -50,6 +50,7 @@ def prepare(
     depth: int,
     window: int,
     mass: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> Prefilled:
     """Prefill both models, verify the text in full, and let the draft read it.
 
@@ -59,6 +60,7 @@ def prepare(
         depth: of `measure`.
         window: most last queries of the prompt that a policy asks for (`Policy.prompt_queries`).
         mass: whether one asks what each position of the prompt received (`Policy.prompt_mass`).
+        kv_dtype: of the target's cache that policies read (`Stepper`); what is compared with has the model's dtype.
 
     Raises:
         CapacityError: memory does not suffice.
@@ -76,6 +78,12 @@ def prepare(
     rows += [target.logits(part)[:, :vocab].float().log_softmax(-1) for part in hidden]
     ahead = padded(text, depth)[: len(text) + depth - 2] if len(text) > 1 else []
     draft_queries, _ = _read(draft, draft_cache, len(prompt), ahead)
+    text_keys = target_cache.keys[:, 0, len(prompt) : len(prompt) + len(text) - 1].clone()
+    served_cache = target_cache
+    if kv_dtype:
+        served_cache, summed = target.cache(1, capacity, kv_dtype), MassTap(dense_attention)
+        tap = QueryTap(summed if mass else dense_attention, range(target.shape.layers), last=max(window, 1))
+        prefill(target, served_cache, prompt, attend=tap, chunk=chunk, tail=window)
     return Prefilled(
         target,
         draft,
@@ -83,12 +91,13 @@ def prepare(
         draft_cache,
         prompt,
         text,
-        Prompted(len(prompt), target_cache, tap.queries, summed.received),
+        Prompted(len(prompt), served_cache, tap.queries, summed.received),
         Prompted(len(prompt), draft_cache, draft_tap.queries),
         torch.cat(rows),
         text_queries,
-        target_cache.keys[:, 0, len(prompt) : len(prompt) + len(text) - 1].clone(),
+        text_keys,
         draft_queries,
+        served_cache,
     )
 
 

@@ -26,18 +26,20 @@ from dustin_runtime.policies import POLICIES, Policy, make_policy
 
 VERSION = 2
 FULL, CORRELATION = "full", "arr_kl_rank_correlation"
+SERVED = "full-served"
+"""Full verification with the cache that policies read, where that has another dtype."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A policy at a budget."""
+    """A policy at a budget; full verification has none."""
 
     policy: Policy
-    budget: int
+    budget: int | None
 
     @property
     def name(self) -> str:
-        return f"{self.policy.name}-k{self.budget}"
+        return SERVED if self.budget is None else f"{self.policy.name}-k{self.budget}"
 
 
 def cells(methods: Sequence[str] | None, budgets: Sequence[int], config: DustinConfig) -> list[Cell]:
@@ -63,6 +65,11 @@ def cells(methods: Sequence[str] | None, budgets: Sequence[int], config: DustinC
             policy = ORACLES[name](selection) if name in ORACLES else make_policy(name, selection)
             found.append(Cell(policy, budget))
     return found
+
+
+def full_served() -> Cell:
+    """What another dtype of the cache alone does."""
+    return Cell(make_policy("sd", None), None)
 
 
 def sparse_methods() -> list[str]:
@@ -126,7 +133,7 @@ def _document(
     depth, vocab = texts.config.depth, texts.pair.shared_vocab
     window = max((cell.policy.prompt_queries for cell in wanted), default=1)
     mass = any(cell.policy.prompt_mass for cell in wanted)
-    ready = prepare(*models, ids, text, vocab, depth, window, mass)
+    ready = prepare(*models, ids, text, vocab, depth, window, mass, texts.kv_dtype)
     entry: dict[str, Any] = {
         "id": prompt.id,
         "source": prompt.source,
@@ -183,7 +190,9 @@ def summarise(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict
             "arr_median": median(windows["arr"]),
             "windows": len(windows["kl"]),
         }
-    points = [(row["arr"], row["kl"]) for document in documents for row in document["cells"].values()]
+    points = [
+        (row["arr"], row["kl"]) for document in documents for name, row in document["cells"].items() if name != SERVED
+    ]
     summary[CORRELATION] = spearman(points)
     return summary
 
@@ -217,11 +226,12 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     read = sum(document[FULL]["read"] for document in documents) / len(documents)
     table = [["full verification", f"{read:.0f}", "1", "1", "0", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]]
     budget = {name: int(name.rpartition("-k")[2]) for name in summary if "-k" in name}
-    for name in sorted(budget, key=lambda name: (-budget[name], summary[name]["kl"]["mean"])):
+    served = [SERVED] if SERVED in summary else []
+    for name in [*served, *sorted(budget, key=lambda name: (-budget[name], summary[name]["kl"]["mean"]))]:
         cell = summary[name]
         table.append(
             [
-                name,
+                "full, 8-bit cache" if name == SERVED else name,
                 f"{cell['read']:.0f}",
                 with_interval(cell["arr"]),
                 f"{cell['arr_median']:.4f}",
@@ -250,11 +260,12 @@ def markdown(result: dict[str, Any]) -> str:
     inputs = result["inputs"]
     models = inputs["models"]
     tokens = sum(document["text_tokens"] for document in result["documents"])
+    cache = f", policies over a {inputs['kv_dtype']} cache of the target" if "kv_dtype" in inputs else ""
     lines = [
         f"# Fidelity: {models['target']['id']} with {models['draft']['id']}",
         "",
         f"{len(result['documents'])} documents, {tokens} tokens of text, {inputs['depth'] + 1} verified at a time;",
-        f"{inputs['device']}, {inputs['dtype']};",
+        f"{inputs['device']}, {inputs['dtype']}{cache};",
         f"versions: {', '.join(f'{name} {version}' for name, version in result['versions'].items())}.",
         "",
         *table(HEADER, rows(result)),

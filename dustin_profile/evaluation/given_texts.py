@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dustin_profile.data import Calibration, Prompt
 from dustin_profile.progress import progress, say
 from dustin_profile.rundir import open_stage, read_part
@@ -28,6 +30,7 @@ class GivenTexts:
         load: gives target and draft; called if there is something to measure.
         tokens: of text per document, at most.
         inputs: what else the result depends on, for the record.
+        kv_dtype: of the target's cache that policies read (`Stepper`).
     """
 
     pair: Pair
@@ -36,6 +39,7 @@ class GivenTexts:
     prompts: Calibration
     tokens: int
     inputs: dict[str, Any]
+    kv_dtype: torch.dtype | None = None
 
     def made_from(self, version: int) -> dict[str, Any]:
         """What results are made from, whatever the evaluation."""

@@ -32,6 +32,7 @@ class Prefilled:
         text_keys: [layers, tokens - 1, kv_heads, head_size] likewise.
         draft_queries: by layer of the draft, [1, tokens + depth - 2, query_heads, head_size] of the text and what the
             last step looks at beyond it; `draft_cache` holds their keys.
+        served_cache: the target's that policies read and write; `target_cache` if that is not of another dtype.
     """
 
     target: Decoder
@@ -46,6 +47,7 @@ class Prefilled:
     text_queries: list[Tensor]
     text_keys: Tensor
     draft_queries: list[Tensor]
+    served_cache: KVCache
 
     @property
     def loss(self) -> Tensor:
@@ -146,11 +148,11 @@ def _state(ready: Prefilled, stepper: Stepper) -> State:
     """A state behind the prompt, over the shared caches; its row is not active."""
     shape, device = ready.target.shape, ready.target.device
     small = stepper.state(1, stepper.depth + 2)  # the caches of this one are not used
-    capacity = ready.target_cache.capacity
+    capacity = ready.served_cache.capacity
     heads = stepper.history_heads
     return replace(
         small,
-        target_cache=ready.target_cache,
+        target_cache=ready.served_cache,
         draft_cache=ready.draft_cache,
         lengths=torch.tensor([len(ready.prompt)], device=device),
         recent=torch.tensor([[ready.prompt[-1], ready.text[0]]], device=device),

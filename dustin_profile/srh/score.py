@@ -21,6 +21,7 @@ from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.greedy import GreedyDecoder
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.prefill import CHUNK, prefill
+from dustin_runtime.scaled import Held
 
 GPU_CHUNK = 1024
 """Prompt tokens at a time on a GPU: smaller, and launches cost more than is computed; larger, and less is shared."""
@@ -139,7 +140,7 @@ class Prober:
         position = torch.arange(start, start + len(tokens), device=self.model.device).unsqueeze(0)
         answer = torch.tensor(span, device=self.model.device)
 
-        def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
+        def observe(layer: int, q: Tensor, k: Held, v: Held, begin: Tensor) -> Tensor:
             mass[layer] = rows_at(q, k, position)[0].flatten(0, 1).index_select(2, answer).sum(dim=2)
             return dense_attention(layer, q, k, v, begin)
 

@@ -22,6 +22,7 @@ from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.greedy import GreedyDecoder
 from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.prefill import chunk_for, prefill
+from dustin_runtime.scaled import Held, shown
 
 Heads = Mapping[int, Sequence[int]]
 """Chosen query heads by layer."""
@@ -176,7 +177,7 @@ class Collector:
         history = torch.zeros(self.target.shape.layers, count, extent, device=self.target.device)
         group = self.target.shape.group
 
-        def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
+        def observe(layer: int, q: Tensor, k: Held, v: Held, begin: Tensor) -> Tensor:
             if layer in self.history:
                 window_rows(history[layer], q, k, self.history[layer], group, before, start)
             if layer in self.evaluation:
@@ -193,7 +194,7 @@ class Collector:
         positions = positions + torch.arange(self.settings.depth, device=self.draft.device)
         result = torch.zeros(self.draft.shape.layers, len(prefixes), extent, device=self.draft.device)
 
-        def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
+        def observe(layer: int, q: Tensor, k: Held, v: Held, begin: Tensor) -> Tensor:
             if layer in self.lookahead:
                 window_rows(result[layer], q, k, self.lookahead[layer], self.draft.shape.group, positions, start)
             return dense_attention(layer, q, k, v, begin)
@@ -216,12 +217,14 @@ class Collector:
                 at = prefix + turn
 
                 def observe(
-                    layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor, window: int = window, at: int = at
+                    layer: int, q: Tensor, k: Held, v: Held, begin: Tensor, window: int = window, at: int = at
                 ) -> Tensor:
                     if layer in self.lookahead:
                         row = result[layer, window : window + 1]
                         position = torch.tensor([[at]], device=q.device)
-                        window_rows(row, q, k[:, :extent], self.lookahead[layer], self.draft.shape.group, position, at)
+                        window_rows(
+                            row, q, shown(k, extent), self.lookahead[layer], self.draft.shape.group, position, at
+                        )
                     return dense_attention(layer, q, k, v, begin)
 
                 hidden = self._forward(self.draft, self.draft_cache, [token], at, observe)
@@ -288,7 +291,7 @@ def place_windows(prompt: int, continuation: int, settings: TraceSettings) -> li
 
 
 def window_rows(
-    total: Tensor, q: Tensor, k: Tensor, heads: Sequence[int], group: int, positions: Tensor, start: int
+    total: Tensor, q: Tensor, k: Held, heads: Sequence[int], group: int, positions: Tensor, start: int
 ) -> None:
     """Add to `total` the attention rows of every window's queries, summed over its queries and heads.
 

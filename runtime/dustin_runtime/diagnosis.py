@@ -11,6 +11,7 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.errors import CapacityError
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.prefill import chunk_for, prefill
+from dustin_runtime.scaled import Held
 
 
 def where_it_breaks(model: Decoder, ids: Sequence[int]) -> str:
@@ -22,7 +23,7 @@ def where_it_breaks(model: Decoder, ids: Sequence[int]) -> str:
     begin, layers = (share.layers.start, share.whole.layers) if share else (0, model.shape.layers)
     first: list[int] = []
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         if not first and not bool(q.isfinite().all()):
             first.append(begin + layer)
         out = dense_attention(layer, q, k, v, start)

@@ -284,7 +284,7 @@ class _Run:
         heads = stepper.history_heads
         row_cache = state.target_cache.row(row)
         if store:
-            prompted, hidden = store.target(target, prompt).copied(row_cache, last)
+            prompted, hidden = store.target(target, prompt, stepper.kv_dtype).copied(row_cache, last)
         else:
             observed = range(target.shape.layers) if last else heads.layers if heads else ()
             prompted, hidden = process(target, row_cache, prompt, layers=observed, last=last, mass=policy.prompt_mass)

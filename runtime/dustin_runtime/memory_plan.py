@@ -52,6 +52,7 @@ class MemoryPlan:
         policies: methods that run one after the other; the one that keeps most counts.
         world: ranks that share the target, and with it a draft that stores nothing; any other draft is whole on each.
         pipeline: each has whole layers. The first stage counts, which has the most of them, with the last one's logits.
+        kv_bytes: of an element of the target's cache, if not `element_bytes`: 1 for one of 8 bits, which has scales.
     """
 
     target: ModelShape
@@ -68,6 +69,7 @@ class MemoryPlan:
     policies: tuple[Policy, ...] = ()
     world: int = 1
     pipeline: bool = False
+    kv_bytes: int | None = None
 
     @property
     def parts(self) -> dict[str, int]:
@@ -77,14 +79,16 @@ class MemoryPlan:
         return {
             "target weights": self._target_weights(),
             "draft weights": self._draft_weights(),
-            "target KV cache": self._cache(target, self.batch),
+            "target KV cache": self._target_cache(target),
             "draft KV cache": self._draft_cache(),
             "policy": self._policies(),
             "rotary tables": sum(4 * shape.head_size * self.capacity for shape in models),
             "score scratch": self._scores(),
             "logits": self._logits(),
             "split scratch": max(self._splits(shape) for shape in models),
-            "prefill activations": max(self._activations(shape) for shape in models),
+            "prefill activations": max(
+                self._activations(target) + self._converted(target), *map(self._activations, models)
+            ),
             "overhead": OVERHEAD_BYTES,
             **({"collectives": COLLECTIVES_BYTES} if self.world > 1 else {}),
         }
@@ -142,6 +146,14 @@ class MemoryPlan:
 
     def _cache(self, shape: ModelShape, rows: int) -> int:
         return shape.kv_bytes(self.capacity, self.element_bytes) * rows
+
+    def _target_cache(self, shape: ModelShape) -> int:
+        scales = 2 * 4 * shape.layers * shape.kv_heads * self.batch if self.kv_bytes else 0
+        return shape.kv_bytes(self.capacity, self.kv_bytes or self.element_bytes) * self.batch + scales
+
+    def _converted(self, shape: ModelShape) -> int:
+        """Keys and values of one layer and one row, which prefill takes in the model's dtype."""
+        return shape.kv_bytes(self.capacity, self.element_bytes) // shape.layers if self.kv_bytes else 0
 
     def _draft_cache(self) -> int:
         """All tokens; or a ring of them, all keys of the scored layers, and one whole row to prefill in."""
@@ -207,6 +219,7 @@ def plan(
     policies: Sequence[Policy] = (),
     world: int = 1,
     pipeline: bool = False,
+    kv_bytes: int | None = None,
 ) -> MemoryPlan:
     """What a run needs; arguments as the attributes of `MemoryPlan`.
 
@@ -229,6 +242,7 @@ def plan(
         tuple(policies),
         world,
         pipeline,
+        kv_bytes,
     )
 
 

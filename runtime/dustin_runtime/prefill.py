@@ -49,7 +49,7 @@ def prefill(
         piece = torch.tensor([ids[begin:end]], device=model.device)
         at = start + begin
         position = torch.tensor([at], device=model.device)
-        hidden = model.forward(piece, position, cache, attend, extent=at + piece.shape[1])
+        hidden = model.forward(piece, position, cache, attend, extent=at + piece.shape[1], first=at == 0)
         if progress:
             progress(piece.shape[1])
     if hidden is None:

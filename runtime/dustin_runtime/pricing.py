@@ -110,10 +110,16 @@ def prefill_seconds(shape: ModelShape, tokens: int, device: Device, cached: int 
     return prefill_flops(shape, tokens, cached) / device.flops_per_s
 
 
-def decode_seconds(shape: ModelShape, cached: int, device: Device, element_bytes: int) -> float:
-    """Seconds to generate one token behind `cached` ones: every weight and the whole KV cache are read once."""
+def decode_seconds(
+    shape: ModelShape, cached: int, device: Device, element_bytes: int, kv_bytes: int | None = None
+) -> float:
+    """Seconds to generate one token behind `cached` ones: every weight and the whole KV cache are read once.
+
+    Args:
+        kv_bytes: of an element of the cache, if not `element_bytes`.
+    """
     weights = (body_weights(shape) + shape.vocab * shape.hidden) * element_bytes
-    return (weights + shape.kv_bytes(cached, element_bytes)) / device.bytes_per_s
+    return (weights + shape.kv_bytes(cached, kv_bytes or element_bytes)) / device.bytes_per_s
 
 
 def search_seconds(target: ModelShape, draft: ModelShape, *, prefix: int, windows: int, rounds: int = 3) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
@@ -60,24 +61,26 @@ class PromptStore:
     def __init__(self, last: int, mass: bool = False) -> None:
         self._last = last
         self._mass = mass
-        self._held: dict[tuple[str, tuple[int, ...]], Processed] = {}
+        self._held: dict[tuple[str, torch.dtype | None, tuple[int, ...]], Processed] = {}
 
-    def target(self, model: Decoder, prompt: Sequence[int]) -> Processed:
-        """A prompt as the target has processed it.
+    def target(self, model: Decoder, prompt: Sequence[int], kv_dtype: torch.dtype | None = None) -> Processed:
+        """A prompt as the target has processed it, in a cache of `kv_dtype` (`Stepper`).
 
         Raises:
             CapacityError: memory does not suffice.
         """
-        return self._get("target", model, prompt, self._mass)
+        return self._get("target", model, prompt, self._mass, kv_dtype)
 
     def draft(self, model: Decoder, prompt: Sequence[int]) -> Processed:
         """The same of the draft, without what the positions received."""
         return self._get("draft", model, prompt, False)
 
-    def _get(self, side: str, model: Decoder, prompt: Sequence[int], mass: bool) -> Processed:
-        key = (side, tuple(prompt))
+    def _get(
+        self, side: str, model: Decoder, prompt: Sequence[int], mass: bool, kv_dtype: torch.dtype | None = None
+    ) -> Processed:
+        key = (side, kv_dtype, tuple(prompt))
         if key not in self._held:
-            cache = model.cache(1, len(prompt))
+            cache = model.cache(1, len(prompt), kv_dtype)
             layers = range(model.shape.layers)
             self._held[key] = process(model, cache, prompt, layers=layers, last=self._last, mass=mass)
         return self._held[key]

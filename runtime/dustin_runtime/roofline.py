@@ -103,6 +103,7 @@ def step_costs(
     element_bytes: int = 2,
     world: int = 1,
     draft_split: bool = False,
+    kv_bytes: int | None = None,
 ) -> StepCosts:
     """The floor of one step, on one rank of `world`.
 
@@ -116,6 +117,7 @@ def step_costs(
         draft_budget: tokens of sink and window that the draft attends to, new ones aside; None: its whole cache.
         element_bytes: of a weight, a KV element and a logit: 2 for bf16, 4 for fp32.
         world: ranks that share the target. The draft is whole on each, for a share of the rows, unless `draft_split`.
+        kv_bytes: of an element of the target's cache, if not `element_bytes`.
 
     Raises:
         UsageError: so many ranks cannot share the model evenly.
@@ -127,6 +129,7 @@ def step_costs(
         raise ValueError(f"{method} needs a selection")
     if method in PARTIAL_DRAFT and draft_budget is None:
         raise ValueError(f"{method} needs a draft budget")
+    kv_bytes = kv_bytes or element_bytes
     rows = len(lengths)
     if method == "vanilla":
         draft, depth = None, 0
@@ -138,10 +141,11 @@ def step_costs(
     kept = [min(n, selection.budget) for n in lengths] if method in SPARSE and selection else lengths
     if method in (*QUEST, "specattn"):  # the first layers read everything
         dense = (DENSE_LAYERS if method in QUEST else DENSE) / target.layers
-        bounds = 1 / PAGE if method in QUEST else 0.0  # Quest reads two bounds per page, as much as a token
+        # Quest reads two bounds per page, as much as a token, and keeps them in the model's dtype.
+        bounds = element_bytes / kv_bytes / PAGE if method in QUEST else 0.0
         kept = [round(dense * n + (1 - dense) * (k + n * bounds)) for n, k in zip(lengths, kept, strict=True)]
     target_linears = linears_cost(part, rows * tokens, rows * tokens, element_bytes)
-    verify = attention_cost(part.shape, [n + tokens for n in kept], tokens, element_bytes)
+    verify = attention_cost(part.shape, [n + tokens for n in kept], tokens, kv_bytes)
     logits = logits_bytes(part, rows * tokens, element_bytes)
     if draft is None:
         return StepCosts(target_linears, verify, NOTHING, NOTHING, NOTHING, Cost(logits, 0.0))
@@ -171,7 +175,7 @@ def step_costs(
         ahead = drafting.asked((all_heads(draft) if method in ALL_HEADS else selection.lookahead) if m > 0 else [])
         by_rank = [
             sum_costs(
-                *(history_cost(part.shape, entry, lengths, element_bytes) for entry in past[rank % len(past)]),
+                *(history_cost(part.shape, entry, lengths, kv_bytes) for entry in past[rank % len(past)]),
                 lookahead_cost(drafting.shape, ahead[rank % len(ahead)], drafted, depth, element_bytes),
             )
             for rank in range(world)

@@ -11,6 +11,7 @@ from torch import Tensor
 from dustin_runtime.attention.scoring import rows_at
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.models.decoder import Attention, Decoder
+from dustin_runtime.scaled import Held, shown
 
 if TYPE_CHECKING:
     from dustin_runtime.policies.base import Memory
@@ -102,8 +103,8 @@ class StepSignals:
             self._together["lookahead"] = found["lookahead"]
         return found["drafts"], found.get("probabilities")
 
-    def prefix_keys(self) -> Tensor:
-        return self.state.target_cache.keys[:, :, : self.state.extent]
+    def prefix_keys(self) -> Held:
+        return shown(self.state.target_cache.all_keys, self.state.extent)
 
     def history(self) -> Tensor:
         return self._over_ranks("history", self.stepper.target, self._own_history)
@@ -151,7 +152,7 @@ class StepSignals:
         if heads is None or query is None:
             return self._none()
         position = (self.lengths - 1).unsqueeze(1)
-        return heads.scores(query, self.state.target_cache.keys, position, self.state.extent, share)
+        return heads.scores(query, self.state.target_cache.all_keys, position, self.state.extent, share)
 
     def _begin_lookahead(self, layer: int) -> None:
         """Score a layer whose last query has come, and add it to those before."""

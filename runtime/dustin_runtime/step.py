@@ -124,6 +124,8 @@ class Stepper:
         sampled: whether rows may have a temperature; otherwise all are greedy, which is cheaper.
         nucleus: whether rows may have a top-p below 1.
         forced_rate: accept drafts at this rate whatever the models say, for timing only.
+        kv_dtype: what the target's keys and values are stored in, see `scaled`; None for the model's dtype, which the
+            draft's always are.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class Stepper:
         sampled: bool = False,
         nucleus: bool = False,
         forced_rate: float | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.target = target
         self.draft = draft if policy.drafts else None
@@ -150,6 +153,7 @@ class Stepper:
         self.sampled = sampled
         self.nucleus = nucleus
         self.forced_rate = forced_rate
+        self.kv_dtype = kv_dtype
         self.history_heads: ScoredHeads | None = None
         self.lookahead_heads: ScoredHeads | None = None
         self.lookahead_layers: dict[int, ScoredHeads] = {}
@@ -173,7 +177,7 @@ class Stepper:
         """
         device, shape = self.target.device, self.target.shape
         heads = self.history_heads
-        target_cache = self.target.cache(rows, capacity)
+        target_cache = self.target.cache(rows, capacity, self.kv_dtype)
         blocks = RowBlocks(rows, self.draft_ranks) if self.draft_ranks else None
         return State(
             target_cache,

@@ -268,3 +268,20 @@ def test_steps_read_nothing_on_the_host(target: Decoder, name: str, monkeypatch:
             recovered(ready, found, DEPTH)
         reads.append(seen.count)
     assert reads[0] == reads[1] > 0
+
+
+@torch.inference_mode()
+def test_an_8_bit_cache_is_compared_with_full_verification_over_the_models(target: Decoder) -> None:
+    """What policies read is rounded, what they are compared with is not; one that reads all adds nothing to it."""
+    of_policies = {"target": target, "draft": target.first_layers(3), "window": 128, "mass": True}
+    wide, narrow = (
+        prepare(**of_policies, prompt=PROMPT, text=TEXT, vocab=VOCAB, depth=DEPTH, kv_dtype=dtype)
+        for dtype in (None, torch.float8_e4m3fn)
+    )
+    assert torch.equal(wide.full, narrow.full) and torch.equal(wide.text_keys, narrow.text_keys)
+    assert wide.served_cache is wide.target_cache and narrow.served_cache.keys.dtype == torch.float8_e4m3fn
+    full, all_kept = (measure(narrow, make_policy(name, selection(200)), DEPTH, VOCAB) for name in ("sd", "dustin"))
+    assert 1e-9 < float(full.kl.mean()) < 0.05
+    torch.testing.assert_close(full.kl, all_kept.kl)
+    assert float(measure(narrow, make_policy("dustin", selection(24)), DEPTH, VOCAB).kl.mean()) > float(full.kl.mean())
+    assert recovered(narrow, [full], DEPTH).tolist() == [pytest.approx([1.0] * len(full.lists))]

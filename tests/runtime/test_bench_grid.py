@@ -23,7 +23,7 @@ from dustin_runtime.pairs import ModelRecipe, PairRecipe
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 SMALL = ["--batch", 2, "--context", 64, "--steps", 3, "--repeats", 1, "--budget", 40, "--draft-budget", 16]
 ROW = {
-    *("method", "batch", "context", "depth", "budget", "draft_reads", "tokens_per_s", "tau", "alpha"),
+    *("method", "batch", "context", "depth", "budget", "draft_reads", "kv_dtype", "tokens_per_s", "tau", "alpha"),
     *("acceptance_per_position", "step_ms", "prefill_s", "roofline_ms", "over_roofline", "components_ms"),
     *("components_gb_per_s", "peak_memory_gib", "synthetic"),
 }
@@ -43,7 +43,7 @@ def lines(outcome: Outcome) -> list[str]:
     """The rows on stdout, without the header."""
     assert outcome.code == OK, outcome.err
     header, *rows = outcome.out.splitlines()
-    assert header.split()[:4] == ["method", "draft", "reads", "batch"]
+    assert header.split()[:5] == ["method", "draft", "reads", "kv", "batch"]
     return rows
 
 
@@ -61,7 +61,7 @@ def test_every_method_on_real_models_and_text(tiny_pair: TinyPair, tmp_path: Pat
     printed, document = lines(shown), json.loads(path.read_text())
     assert document["kind"] == "dustin-bench"
     assert document["pair"] == "tiny-target / tiny-draft"
-    assert document["device"].startswith("CPU") and document["dtype"] == "float32"
+    assert document["device"].startswith("CPU") and document["dtype"] == document["kv_dtype"] == "float32"
     assert {"dustin", "torch", "python"} <= document["versions"].keys()
     assert document["roofline"] == {"device": "cpu", "bytes_per_s": 10e9}
     assert document["command"].startswith("dustin-run bench --target tiny-target --draft tiny-draft --offline ")

@@ -124,6 +124,20 @@ def test_speculative_decoding_and_a_budget_of_everything_equal_vanilla(
         assert texts(models[DEVICE], prompts, method, everything) == vanilla, method
 
 
+def test_a_budget_of_everything_equals_vanilla_over_an_8_bit_cache(
+    models: dict[str, tuple[Decoder, Decoder]], prompts: list[list[int]]
+) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no 8-bit floats")
+    everything = SELECTION.model_copy(update={"budget": 800, "m": 100})
+    found = {}
+    for method in POLICIES:
+        policy = make_policy(method, everything)
+        stepper = Stepper(*models[DEVICE], policy, policy.selection, 4, 1990, kv_dtype=torch.float8_e4m3fn)
+        found[method] = [generation.tokens for generation in Engine(stepper).generate(prompts, 40)[0]]
+    assert all(text == found["vanilla"] for text in found.values())
+
+
 def test_sparse_text_equals_the_cpus(models: dict[str, tuple[Decoder, Decoder]], prompts: list[list[int]]) -> None:
     for method in ("dustin", "streaming"):
         found = [texts(models[device], prompts, method, SELECTION) for device in ("cpu", DEVICE)]

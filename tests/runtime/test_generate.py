@@ -75,7 +75,7 @@ def test_greedy_text_is_the_targets_whatever_the_rows(
 
 def test_the_document_has_the_fields_that_scripts_read(tiny_pair: TinyPair) -> None:
     found = document(generate(tiny_pair, "--compare", "vanilla", "--batch", 2, "--json"))
-    assert list(found) == ["kind", "method", "rows", "statistics", "compare"]
+    assert list(found) == ["kind", "method", "kv_dtype", "rows", "statistics", "compare"]
     assert (found["kind"], found["method"]) == ("dustin-generation", "sd")
     for row in found["rows"]:
         assert list(row) == ["text", "tokens", "finished", "prompt_tokens"]
@@ -291,7 +291,7 @@ def test_an_interruption_delivers_what_there_is(tiny_pair: TinyPair, monkeypatch
     assert outcome.code == INTERRUPTED
     assert outcome.err == "error: interrupted; 2 of 4 texts are complete\n"
     found = json.loads(outcome.out)
-    assert list(found) == ["kind", "method", "rows", "statistics"]
+    assert list(found) == ["kind", "method", "kv_dtype", "rows", "statistics"]
     assert found["rows"][:2] == whole[:2]
     assert [row["finished"] for row in found["rows"]] == ["length", "length", None, None]
     assert [len(row["tokens"]) for row in found["rows"]] == [12, 12, 6, 0]

@@ -77,6 +77,18 @@ def test_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Decoder], m
         assert found[0][1].kept == pytest.approx(found[1][1].kept)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_graph_and_eager_give_equal_tokens_over_an_8_bit_cache(models: dict[torch.dtype, Decoder], method: str) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no 8-bit floats")
+    asked = prompts(12)
+    for model in models.values():
+        found = [
+            engine(model, method, graph, kv_dtype=torch.float8_e4m3fn).generate(asked, 30)[0] for graph in (True, False)
+        ]
+        assert [g.tokens for g in found[0]] == [g.tokens for g in found[1]]
+
+
 def test_sampled_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Decoder]) -> None:
     asked = prompts(12)
     draws = [Draw(0.8 if index % 3 else 0.0, 0.9, index) for index in range(12)]

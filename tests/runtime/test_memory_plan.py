@@ -76,6 +76,18 @@ def test_caches_are_what_the_runtime_allocates() -> None:
         assert small.parts[part] == cache.keys.nbytes + cache.values.nbytes
 
 
+def test_a_cache_of_8_bits_is_the_targets_alone() -> None:
+    sizes = {"batch": 2, "capacity": 64, "depth": 4}
+    wide, narrow = (plan(TARGET, DRAFT, **sizes, kv_bytes=kv_bytes).parts for kv_bytes in (None, 1))
+    cache = KVCache.allocate(TARGET, 2, 64, torch.float8_e4m3fn, "cpu")
+    assert cache.key_scales is not None and cache.value_scales is not None
+    held = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+    assert narrow["target KV cache"] == sum(x.nbytes for x in held)
+    one_layer = 2 * 2 * TARGET.kv_heads * TARGET.head_size * 64  # in 16 bits, for prefill
+    assert narrow["prefill activations"] - wide["prefill activations"] == one_layer
+    assert all(narrow[part] == wide[part] for part in wide if part not in ("target KV cache", "prefill activations"))
+
+
 def test_ranks_share_the_rows_of_a_draft_cache() -> None:
     sizes = {"batch": 5, "capacity": 64, "depth": 4, "selection": SELECTION}
     for window in (None, 24):

@@ -77,6 +77,7 @@ def test_decode_reads_weights_head_and_cache_once() -> None:
     device = DEVICES["h200"]._replace(bytes_per_s=1.0)
     cache = 2 * 2 * 1 * 4 * 7  # keys and values, layers, KV heads, head size, tokens
     assert decode_seconds(TINY, 7, device, 2) == 2 * (TINY_BODY + 10 * 8 + cache)
+    assert decode_seconds(TINY, 7, device, 2, kv_bytes=1) == 2 * (TINY_BODY + 10 * 8) + cache
     untied = TINY.model_copy(update={"tied": False})  # the embedding is looked up, not read
     assert decode_seconds(untied, 7, device, 2) == decode_seconds(TINY, 7, device, 2)
 

@@ -49,6 +49,20 @@ def test_vanilla_reads_weights_and_the_whole_cache_and_drafts_nothing() -> None:
     assert found == step_costs("vanilla", TARGET, None, LENGTHS, depth=0)
 
 
+def test_a_cache_of_8_bits_halves_what_is_read_of_the_targets_keys_and_values() -> None:
+    for method in ("vanilla", "sd", "dustin-t", "streaming"):
+        found = step_costs(method, TARGET, DRAFT, LENGTHS, depth=DEPTH, selection=SELECTION, kv_bytes=1)
+        want = costs(method)
+        assert 2 * found.verify_attention.bytes == want.verify_attention.bytes
+        assert 2 * found.scores.bytes == want.scores.bytes
+        assert (found.draft_attention, found.target_linears) == (want.draft_attention, want.target_linears)
+    ahead = (
+        step_costs("dustin-d", TARGET, DRAFT, LENGTHS, depth=DEPTH, selection=SELECTION, kv_bytes=1),
+        costs("dustin-d"),
+    )
+    assert ahead[0].scores == ahead[1].scores  # the draft's
+
+
 def test_drafting_counts_every_pass() -> None:
     found = costs("sd")
     assert found.target_linears.bytes == 2 * (TARGET_BODY + HEAD + 2 * 4 * 8)

@@ -18,6 +18,7 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.errors import ConflictError
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.prefill import chunk_for, prefill
+from dustin_runtime.scaled import Held
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ class ForcedPass:
 
         truth, past, past_history = zeros(model.shape.layers), zeros(len(before)), zeros(len(before))
 
-        def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
+        def observe(layer: int, q: Tensor, k: Held, v: Held, begin: Tensor) -> Tensor:
             heads = self.evaluation.get(layer, ())
             if heads:
                 window_rows(truth[layer], q, k, heads, group, during, start)

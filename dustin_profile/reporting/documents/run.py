@@ -45,6 +45,8 @@ class Generation(Document):
 
     kind: Literal["dustin-generation"]
     method: str
+    kv_dtype: str = ""
+    """Of the target's cache; of its dtype if empty."""
     budget: int | None = None
     statistics: Statistics
     compare: Compared | None = None
@@ -66,6 +68,8 @@ class BenchRow(Part):
     budget: int | None = None
     draft_reads: int | str | None = None
     """Tokens of its cache; `all`; None where nothing is drafted."""
+    kv_dtype: str = ""
+    """Of the target's cache; of its dtype if empty."""
     tokens_per_s: float
     tau: float
     acceptance_per_position: list[float] = Field(default_factory=list)
@@ -76,6 +80,12 @@ class BenchRow(Part):
     components_ms: dict[str, float] = Field(default_factory=dict)
     synthetic: list[str] = Field(default_factory=list)
     alpha: float | None = None
+
+    @property
+    def how(self) -> str:
+        """What sets it apart from other rows of its method: what its draft reads, and a cache of 8 bits."""
+        reads = [f"draft reads {self.draft_reads}"] if self.draft_reads else []
+        return ", ".join([*reads, *(["8-bit cache"] if self.kv_dtype.startswith("float8") else [])])
 
 
 class Bench(Document):

@@ -74,9 +74,8 @@ def case_name(case: Case) -> str:
 
 
 def row_name(row: BenchRow) -> str:
-    """The method, and below it what its draft reads."""
-    reads = f"\ndraft reads {row.draft_reads}" if row.draft_reads else ""
-    return label(row.method) + reads
+    """The method, and below it what its draft reads, and what the cache holds if that is 8 bits."""
+    return label(row.method) + (f"\n{row.how}" if row.how else "")
 
 
 def speed_figure(data: Bench, name: str) -> Figure:
@@ -182,7 +181,7 @@ def unexplained_ms(row: BenchRow) -> float:
 def _row(row: BenchRow, best: bool) -> Row:
     unexplained = unexplained_ms(row)
     cells = [
-        Cell(label(row.method), f"draft reads {row.draft_reads}" if row.draft_reads else ""),
+        Cell(label(row.method), row.how),
         Cell(count(row.tokens_per_s), tone="strong" if best else ""),
         Cell(times(row.alpha) if row.alpha else ""),
         Cell("synthetic" if row.synthetic else "real", tone="bad" if row.synthetic else ""),

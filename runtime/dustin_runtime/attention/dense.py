@@ -8,26 +8,28 @@ from torch import Tensor
 
 from dustin_runtime.attention import flash
 from dustin_runtime.kernels import usable
+from dustin_runtime.scaled import Held, plain
 
 MOST_TOKENS = 65
 """New tokens up to which the split kernel serves (the deepest verification); more are a prefill."""
 
 
-def dense_attention(layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+def dense_attention(layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
     """Attend to everything; implements `models.decoder.Attention` (shapes there). Rows may differ in length."""
     if usable(q, heads_of=q.shape[3]) and q.shape[1] <= MOST_TOKENS:
         from dustin_runtime.kernels.dense import dense_attention as kernel
 
         return kernel(q, k, v, start)
     if flash.usable(q):
-        return flash.flash_attention(q, k, v)
+        # It takes 16 bits: of a cache of 8, a copy of what this layer shows, freed before the next layer's is made.
+        return flash.flash_attention(q, plain(k, q.dtype), plain(v, q.dtype))
     return dense_reference(q, k, v, start)
 
 
 class FullAttention:
     """Verification with the whole cache; implements `policies.Verification`."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         return dense_attention(layer, q, k, v, start)
 
     def tokens_read(self, lengths: Tensor) -> Tensor:
@@ -37,8 +39,9 @@ class FullAttention:
         return None
 
 
-def dense_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+def dense_reference(q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
     """The plain reference: masked attention over `k.shape[1]` positions."""
+    k, v = plain(k, q.dtype), plain(v, q.dtype)
     batch, tokens, query_heads, head_size = q.shape
     extent, kv_heads = k.shape[1], k.shape[2]
     group = query_heads // kv_heads

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.sparse import SparseAttention
+from dustin_runtime.scaled import Held
 
 
 class DenseFirst:
@@ -21,7 +22,7 @@ class DenseFirst:
         self.layers = layers
         self.sparse = [SparseAttention(one.unsqueeze(0)) for one in kept]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         if layer < self.layers:
             return dense_attention(layer, q, k, v, start)
         return self.sparse[layer - self.layers](0, q, k, v, start)

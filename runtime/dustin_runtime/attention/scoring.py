@@ -14,6 +14,7 @@ from torch import Tensor
 from dustin_runtime.config import LayerHeads
 from dustin_runtime.kernels import processors, usable
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.scaled import Held, Scaled, bits, of_layer, parts, plain, shown
 
 MASS_QUERIES = 64
 """Queries of all heads whose rows over a long prompt exist at once."""
@@ -84,7 +85,7 @@ class ScoredHeads:
         batch, _, _, head_size = together.shape
         return together.reshape(batch, len(passes), -1, head_size).index_select(2, self.heads)
 
-    def scores(self, q: Tensor, keys: Tensor, position: Tensor, columns: int, share: float | None = None) -> Tensor:
+    def scores(self, q: Tensor, keys: Held, position: Tensor, columns: int, share: float | None = None) -> Tensor:
         """Importance of every position: softmax rows, summed over heads, layers and queries (Eq. 5).
 
         Args:
@@ -102,21 +103,21 @@ class ScoredHeads:
 
             programs = None if share is None else int(share * processors(q.device))
             return kernel(q, keys, self.groups, self.members, position, columns, programs)
-        return self.reference(q, keys[:, :, : columns + q.shape[1]], position)[:, :columns]
+        return self.reference(q, shown(keys, columns + q.shape[1]), position)[:, :columns]
 
-    def reference(self, q: Tensor, keys: Tensor, position: Tensor) -> Tensor:
+    def reference(self, q: Tensor, keys: Held, position: Tensor) -> Tensor:
         """`scores` in plain torch, of all positions that `keys` has."""
-        total = torch.zeros(keys.shape[1:3], dtype=torch.float32, device=keys.device)
+        total = torch.zeros(keys.shape[1:3], dtype=torch.float32, device=q.device)
         begin = 0
         for layer, entry in zip(self._key_layers, self.chosen, strict=True):
             end = begin + len(entry.heads)
-            total += attention_scores(q[:, :, begin:end], keys[layer], entry.heads, self.group, position)
+            total += attention_scores(q[:, :, begin:end], of_layer(keys, layer), entry.heads, self.group, position)
             begin = end
         return total
 
 
 def attention_rows(
-    q: Tensor, k: Tensor, heads: Sequence[int], group: int, position: Tensor
+    q: Tensor, k: Held, heads: Sequence[int], group: int, position: Tensor
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Softmax rows of chosen query heads, one KV head at a time so that memory stays at a few rows.
 
@@ -131,6 +132,7 @@ def attention_rows(
         to 1, zero beyond the query's position.
     """
     batch, queries, _, head_size = q.shape
+    k = plain(k, torch.float32)
     extent = k.shape[1]
     hidden = torch.arange(extent, device=k.device) > position.unsqueeze(2)  # [batch, queries, extent]
     for kv_head in sorted({head // group for head in heads}):
@@ -141,7 +143,7 @@ def attention_rows(
         yield entries, scores.masked_fill_(hidden.unsqueeze(2), float("-inf")).softmax(dim=-1)
 
 
-def last_rows(q: Tensor, k: Tensor) -> Tensor:
+def last_rows(q: Tensor, k: Held) -> Tensor:
     """Softmax rows of a sequence's last tokens, of all heads, each over the keys it sees.
 
     Args:
@@ -152,16 +154,17 @@ def last_rows(q: Tensor, k: Tensor) -> Tensor:
         [batch, kv_heads, group, tokens, keys] fp32.
     """
     batch, tokens = q.shape[:2]
-    last = torch.arange(k.shape[1] - tokens, k.shape[1], device=k.device)
+    last = torch.arange(k.shape[1] - tokens, k.shape[1], device=q.device)
     return rows_at(q, k, last.expand(batch, -1))
 
 
-def rows_at(q: Tensor, k: Tensor, position: Tensor) -> Tensor:
+def rows_at(q: Tensor, k: Held, position: Tensor) -> Tensor:
     """The same of tokens that stand anywhere.
 
     Args:
         position: [batch, tokens] int64. A token's row covers the positions [0, position].
     """
+    k = plain(k, torch.float32)
     batch, tokens, _, head_size = q.shape
     keys, kv_heads = k.shape[1:3]
     packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 3, 1, 4)
@@ -176,7 +179,7 @@ def rows_bytes(model: ModelShape, tokens: int, keys: int) -> int:
     return 4 * model.query_heads * keys * (3 * tokens + model.head_size)
 
 
-def received_mass(q: Tensor, k: Tensor) -> Tensor:
+def received_mass(q: Tensor, k: Held) -> Tensor:
     """Attention that a sequence's last tokens pay to every position; shapes as in `last_rows`.
 
     Returns:
@@ -189,8 +192,9 @@ def received_mass(q: Tensor, k: Tensor) -> Tensor:
     return received_mass_reference(q, k)
 
 
-def received_mass_reference(q: Tensor, k: Tensor) -> Tensor:
+def received_mass_reference(q: Tensor, k: Held) -> Tensor:
     """The same in plain torch, `MASS_QUERIES` at a time."""
+    k = plain(k, torch.float32)
     batch, tokens, query_heads = q.shape[:3]
     keys, kv_heads = k.shape[1:3]
     size = (batch, kv_heads, query_heads // kv_heads, keys)
@@ -202,7 +206,7 @@ def received_mass_reference(q: Tensor, k: Tensor) -> Tensor:
     return total
 
 
-def layer_mass(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
+def layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor) -> Tensor:
     """Attention that every sequence's queries pay in one layer, which may be another one for each sequence.
 
     The layers are known on the device alone, so a CUDA graph can hold the call.
@@ -223,19 +227,23 @@ def layer_mass(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tens
     return layer_mass_reference(q, keys, layer, position)
 
 
-def layer_mass_reference(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
+def layer_mass_reference(q: Tensor, keys: Held, layer: Tensor, position: Tensor) -> Tensor:
     """The same in plain torch."""
-    k = keys[layer, torch.arange(len(layer), device=layer.device)]
+    row = torch.arange(len(layer), device=layer.device)
+    stored, scale = parts(keys)
+    if scale is None:
+        return rows_at(q, stored[layer, row], position).sum(dim=(2, 3))
+    k = Scaled(bits(stored)[layer, row].view(stored.dtype), scale[layer, row])
     return rows_at(q, k, position).sum(dim=(2, 3))
 
 
-def attention_scores(q: Tensor, k: Tensor, heads: Sequence[int], group: int, position: Tensor) -> Tensor:
+def attention_scores(q: Tensor, k: Held, heads: Sequence[int], group: int, position: Tensor) -> Tensor:
     """Importance of every position: the rows of `attention_rows` summed over heads and queries (Eq. 5).
 
     Returns:
         [batch, extent] fp32.
     """
-    total = torch.zeros(k.shape[:2], dtype=torch.float32, device=k.device)
+    total = torch.zeros(k.shape[:2], dtype=torch.float32, device=q.device)
     for _, rows in attention_rows(q, k, heads, group, position):
         total += rows.sum(dim=(1, 2))
     return total

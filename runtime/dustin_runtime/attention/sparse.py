@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import usable
+from dustin_runtime.scaled import Held, at_slots
 
 
 class SparseAttention:
@@ -27,7 +28,7 @@ class SparseAttention:
         self.lists = kept
         self.ring = ring
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         kept = self.kept(layer)
         if usable(q, heads_of=q.shape[3]):
             from dustin_runtime.kernels.sparse import sparse_attention
@@ -46,7 +47,7 @@ class SparseAttention:
         return self.lists[layer if self.lists.shape[0] > 1 else 0]
 
 
-def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor, ring: Ring = WHOLE) -> Tensor:
+def sparse_reference(q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, ring: Ring = WHOLE) -> Tensor:
     """The plain reference: gather, then masked attention.
 
     Args:
@@ -60,8 +61,8 @@ def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tenso
     kv_heads = k.shape[2]
     group = query_heads // kv_heads
     positions, visible = _listed(kept, start, tokens)
-    index = ring.slots(positions).clamp(min=0).unsqueeze(3).expand(-1, kv_heads, -1, head_size)
-    gathered_k, gathered_v = (x.transpose(1, 2).gather(2, index) for x in (k, v))
+    slots = ring.slots(positions).clamp(min=0)
+    gathered_k, gathered_v = (at_slots(x, slots, q.dtype) for x in (k, v))
     packed = q.view(batch, tokens, kv_heads, group, head_size).permute(0, 2, 3, 1, 4)
     out = F.scaled_dot_product_attention(
         packed.reshape(batch, kv_heads, -1, head_size), gathered_k, gathered_v, attn_mask=visible.repeat(1, 1, group, 1)
@@ -70,7 +71,7 @@ def sparse_reference(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tenso
     return out.permute(0, 3, 1, 2, 4).reshape(q.shape)
 
 
-def sparse_by_query_head(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor) -> Tensor:
+def sparse_by_query_head(q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor) -> Tensor:
     """The same with a list for every query head; a key is read by each that lists it.
 
     Args:
@@ -85,7 +86,7 @@ def sparse_by_query_head(q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: T
     return out
 
 
-def sparse_rows(q: Tensor, k: Tensor, start: Tensor, kept: Tensor) -> Tensor:
+def sparse_rows(q: Tensor, k: Held, start: Tensor, kept: Tensor) -> Tensor:
     """Softmax rows of the attention that `sparse_reference` computes; shapes as there, of a cache that keeps all.
 
     Returns:
@@ -94,8 +95,7 @@ def sparse_rows(q: Tensor, k: Tensor, start: Tensor, kept: Tensor) -> Tensor:
     batch, tokens, _, head_size = q.shape
     kv_heads = k.shape[2]
     positions, visible = _listed(kept, start, tokens)
-    index = positions.clamp(min=0).unsqueeze(3).expand(-1, kv_heads, -1, head_size)
-    keys = k.transpose(1, 2).gather(2, index).float()
+    keys = at_slots(k, positions.clamp(min=0), torch.float32).float()
     packed = q.float().view(batch, tokens, kv_heads, -1, head_size).permute(0, 2, 3, 1, 4)
     scores = packed @ keys.transpose(2, 3).unsqueeze(2) * head_size**-0.5
     rows: Tensor = scores.masked_fill(~visible.unsqueeze(2), float("-inf")).softmax(dim=-1)

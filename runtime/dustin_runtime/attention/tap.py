@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dustin_runtime.attention.scoring import received_mass
 from dustin_runtime.models.decoder import Attention
+from dustin_runtime.scaled import Held
 
 
 class QueryTap:
@@ -36,7 +37,7 @@ class QueryTap:
         self.layers = frozenset(layers)
         self.queries: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         if layer in self.layers:
             self.queries[layer] = q if self.last is None else q[:, -self.last :].clone()
             if self.saved:
@@ -55,7 +56,7 @@ class MassTap:
         self.inner = inner
         self.received: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         mass = received_mass(q, k).sum(dim=2)
         if layer in self.received:
             before = self.received[layer]

@@ -8,6 +8,7 @@ from torch import Tensor
 from dustin_runtime.attention.sparse import sparse_reference
 from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import usable
+from dustin_runtime.scaled import Held
 
 
 class WindowAttention:
@@ -25,7 +26,7 @@ class WindowAttention:
         self.sink = min(sink, budget - 1)
         self.ring = ring
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         if usable(q, heads_of=q.shape[3]):
             from dustin_runtime.kernels.sparse import window_attention
 
@@ -33,9 +34,7 @@ class WindowAttention:
         return window_reference(q, k, v, start, self.budget, self.sink, self.ring)
 
 
-def window_reference(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, budget: int, sink: int, ring: Ring = WHOLE
-) -> Tensor:
+def window_reference(q: Tensor, k: Held, v: Held, start: Tensor, budget: int, sink: int, ring: Ring = WHOLE) -> Tensor:
     """The plain reference: sparse attention over a list. Shapes as in `models.decoder.Attention`."""
     return sparse_reference(q, k, v, start, first_and_last(start, budget, sink)[:, None], ring)
 

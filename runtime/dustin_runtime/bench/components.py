@@ -13,6 +13,7 @@ from dustin_runtime.bench.timing import measure_ms
 from dustin_runtime.bench.together import Together
 from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Attention, Decoder
+from dustin_runtime.scaled import Held, shown
 from dustin_runtime.signals import StepSignals
 from dustin_runtime.step import State, Stepper
 
@@ -27,12 +28,12 @@ class _Fixed:
     ) -> None:
         self.lengths = state.lengths
         self.memory = state.memory
-        self._keys = state.target_cache.keys[:, :, : state.extent]
+        self._keys = shown(state.target_cache.all_keys, state.extent)
         self._history = history
         self._lookahead = lookahead
         self._lookahead_rows = lookahead_rows
 
-    def prefix_keys(self) -> Tensor:
+    def prefix_keys(self) -> Held:
         return self._keys
 
     def history(self) -> Tensor:
@@ -111,7 +112,7 @@ def components(stepper: Stepper, state: State, repeats: int) -> dict[str, float]
     def attention() -> None:
         attend = chosen or policy.verification(fixed)
         for layer in range(shape.layers):
-            attend(layer, q, cache.keys[layer][:, :extent], cache.values[layer][:, :extent], state.lengths)
+            attend(layer, q, *cache.layer(layer, extent), state.lengths)
 
     timed("verify_attention", attention)
     timed("linears", _linears(stepper.target, state.rows * tokens))

@@ -24,6 +24,7 @@ from dustin_runtime.parallel.ranks import Ranks
 from dustin_runtime.parallel.sums import SizeClass
 from dustin_runtime.policies import POLICIES, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
+from dustin_runtime.scaled import dtype_name
 from dustin_runtime.step import State, Stepper
 
 WARM_UP = 3
@@ -42,6 +43,7 @@ class Setup:
         steps: steps that are timed, of the whole batch.
         ranks: that share the target; each of them measures, and the slowest counts.
         sums: which way sums the target's blocks over them, by size; empty where there was no choice.
+        kv_dtype: as of `Stepper`.
     """
 
     target: Decoder
@@ -57,6 +59,7 @@ class Setup:
     repeats: int
     ranks: Ranks = field(default_factory=lambda: Ranks(0, 1, 0))
     sums: tuple[SizeClass, ...] = ()
+    kv_dtype: torch.dtype | None = None
 
     @property
     def synthetic(self) -> list[str]:
@@ -108,6 +111,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         setup.shared_vocab,
         draft_budget=setup.draft_budget if case.windowed and kind.drafts else None,
         forced_rate=rate_for(forced, setup.depth) if forced else None,
+        kv_dtype=setup.kv_dtype,
     )
     engine = Engine(stepper)
     new = new_tokens(setup.steps, stepper.depth)
@@ -148,6 +152,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         element_bytes=size,
         world=setup.ranks.world,
         draft_split=split_draft,
+        kv_bytes=setup.kv_dtype.itemsize if setup.kv_dtype else None,
     )
     name, figures_of_device = roofline_device(setup.target.device)
     roofline = costs.milliseconds(figures_of_device)
@@ -166,6 +171,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         "depth": stepper.depth,
         "budget": setup.selection.budget if kind.needs_selection else None,
         "draft_reads": (stepper.draft_budget or "all") if kind.drafts else None,
+        "kv_dtype": dtype_name(setup.kv_dtype, setup.target.dtype),
         **figures,
         "roofline_ms": roofline,
         **over_ranks,

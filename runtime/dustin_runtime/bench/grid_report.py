@@ -11,10 +11,23 @@ from dustin_runtime.bench.document import environment, roofline_device
 from dustin_runtime.bench.grid import Setup
 from dustin_runtime.files import write_json, write_text
 from dustin_runtime.links import LINKS
+from dustin_runtime.scaled import dtype_name
 
 COMPONENTS = ("draft", "scores", "selection", "verify_attention", "linears", "rest")
 _TITLES = {ALL_REDUCE: "all-reduce"}
-_HEADER = ("method", "draft reads", "batch", "context", "tokens/s", "tau", "alpha", "step ms", "floor ms", "x floor")
+_HEADER = (
+    "method",
+    "draft reads",
+    "kv",
+    "batch",
+    "context",
+    "tokens/s",
+    "tau",
+    "alpha",
+    "step ms",
+    "floor ms",
+    "x floor",
+)
 
 
 def document(setup: Setup, rows: Sequence[dict[str, Any]], pair: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -30,6 +43,7 @@ def document(setup: Setup, rows: Sequence[dict[str, Any]], pair: str, arguments:
         **({"all_reduce": [one.as_dict() for one in setup.sums]} if setup.sums else {}),
         **environment(device),
         "dtype": str(setup.target.dtype).removeprefix("torch."),
+        "kv_dtype": dtype_name(setup.kv_dtype, setup.target.dtype),
         "command": " ".join([_program(world), *(_no_folders(argument) for argument in arguments)]),
         "synthetic": setup.synthetic,
         "roofline": {"device": roof, "bytes_per_s": figures.bytes_per_s, **(assumed if world > 1 else {})},
@@ -58,7 +72,7 @@ def save(found: dict[str, Any], path: Path) -> None:
 def line(row: dict[str, Any], header: bool = False, ranks: int = 1) -> str:
     """One case as a line of the terminal's table; what is synthetic stands in every line, over how many ranks above."""
     cells = _cells(row)
-    widths = [16, 11, 5, 7, 9, 5, 6, 8, 8, 7]
+    widths = [16, 11, 13, 5, 7, 9, 5, 6, 8, 8, 7]
     parts = [f"{ms:.2f} {name}" for name, ms in row["components_ms"].items()]
     said = f"  [{', '.join(row['synthetic'])}]" if row["synthetic"] else ""
     text = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
@@ -97,8 +111,9 @@ def markdown(found: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join([data, *_cells(row), *parts, *rates])} |")
     lines += [
         "",
-        "data: whether weights, context and acceptance are real. tau: tokens per step. alpha: tokens/s over vanilla's",
-        "at the same batch and context. floor: what the method must move and compute, components one after the other,",
+        "data: whether weights, context and acceptance are real. kv: dtype of the target's cache. tau: tokens a step.",
+        "alpha: tokens/s over vanilla's at the same batch and context.",
+        "floor: what the method must move and compute, components one after the other,",
         f"at {roof['bytes_per_s'] / 1e12:.3g} TB/s ({roof['device']}). Components are timed alone on the state of the",
         "run; `rest` is what the step takes beyond their sum: norms, rotary embedding, choice of tokens, state, and",
         "the gaps between kernels; negative where a part runs faster among the others, or beside another: in a step",
@@ -135,6 +150,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [
         row["method"],
         str(row["draft_reads"] or ""),
+        row["kv_dtype"],
         str(row["batch"]),
         str(row["context"]),
         f"{row['tokens_per_s']:.0f}",

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dustin_runtime.cache import KVCache
 from dustin_runtime.models.decoder import Decoder
-from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies import Policy
 from dustin_runtime.policies.base import Prompted
+from dustin_runtime.scaled import E4M3, narrowed, scale_for
 from dustin_runtime.step import State, Stepper
 
 
@@ -33,9 +33,9 @@ def fill(stepper: Stepper, state: State, context: int) -> None:
         drafted = None
         if stepper.draft and state.draft_cache:
             cache = state.draft_prefill or state.draft_cache.row(row)
-            drafted = _prompted(stepper.draft.shape, stepper.policy, cache, context)
+            drafted = _prompted(stepper.draft, stepper.policy, cache, context)
         if state.memory:
-            target = _prompted(stepper.target.shape, stepper.policy, state.target_cache.row(row), context)
+            target = _prompted(stepper.target, stepper.policy, state.target_cache.row(row), context)
             state.memory.admit(row, target, drafted)
         if state.draft_lists and drafted:
             state.draft_lists.take(row, drafted)
@@ -52,11 +52,20 @@ def _fill_cache(cache: KVCache, model: Decoder, side: str, first: int) -> None:
         first: number of the cache's first row.
     """
     heads = model.split.share.kv_heads if model.split else range(model.shape.kv_heads)
+    one = scale_for(torch.ones((), device=cache.keys.device))
+    for scales in (cache.key_scales, cache.value_scales):
+        if scales is not None:
+            scales.copy_(one)
     for kind, layers in (("keys", cache.keys), ("values", cache.values), ("scored", cache.scored)):
         for index, layer in enumerate(layers if layers is not None else ()):
             for number, row in enumerate(layer, start=first):  # [slots, kv_heads, head_size]
                 for place, head in enumerate(heads):
-                    row[:, place].normal_(generator=_random(layer.device, f"{side} {kind} {index} {number}", head))
+                    source = _random(layer.device, f"{side} {kind} {index} {number}", head)
+                    if layer.dtype == E4M3:
+                        noise = torch.empty_like(row[:, place], dtype=model.dtype).normal_(generator=source)
+                        row[:, place] = narrowed(noise[None, :, None], one.expand(1, 1))[0, :, 0]
+                    else:
+                        row[:, place].normal_(generator=source)
 
 
 def _random(device: torch.device, what: str, number: int) -> torch.Generator:
@@ -65,12 +74,12 @@ def _random(device: torch.device, what: str, number: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(int.from_bytes(seed) >> 1)
 
 
-def _prompted(shape: ModelShape, policy: Policy, cache: KVCache, context: int) -> Prompted:
+def _prompted(model: Decoder, policy: Policy, cache: KVCache, context: int) -> Prompted:
     """A prompt in a cache of noise; methods that ask for it are not split over ranks."""
-    keys = cache.keys
+    shape, device = model.shape, cache.keys.device
     size = (1, policy.prompt_queries, shape.query_heads, shape.head_size)
-    queries = {layer: torch.randn(size, device=keys.device, dtype=keys.dtype) for layer in range(shape.layers)}
-    mass = {layer: torch.rand(1, shape.kv_heads, context, device=keys.device) for layer in range(shape.layers)}
+    queries = {layer: torch.randn(size, device=device, dtype=model.dtype) for layer in range(shape.layers)}
+    mass = {layer: torch.rand(1, shape.kv_heads, context, device=device) for layer in range(shape.layers)}
     return Prompted(context, cache, queries, mass)
 
 

@@ -65,6 +65,9 @@ def grid(
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each component.")] = 10,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Of the target's KV cache: auto, which is the model's, or fp8.")
+    ] = "auto",
     offline: Annotated[bool, typer.Option("--offline", help="Use only local files.")] = False,
     all_reduce: Annotated[
         str | None,
@@ -103,6 +106,7 @@ def grid(
     from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.watch import LONG
     from dustin_runtime.policies import POLICIES
+    from dustin_runtime.scaled import pick_kv_dtype
 
     with joined(rank_timeout) as ranks:
         with ranks.alike():
@@ -126,7 +130,7 @@ def grid(
                     require_writable(json_file, "--json")
             batches, contexts = list(dict.fromkeys(batch or [16])), list(dict.fromkeys(context_tokens or [8192]))
             kind = pick_device(ranks.device(device))
-            element = pick_dtype(dtype, kind)
+            element, cached = pick_dtype(dtype, kind), pick_kv_dtype(kv_dtype, kind)
             require_way(all_reduce or AUTO, ranks.world, kind)
             subject = _subject(pair, target, draft, served, random_weights, offline, kind, element)
             selection, gamma = changed(subject.selection, budget, m), depth or subject.depth
@@ -134,7 +138,8 @@ def grid(
                 rate_for(force_acceptance, gamma)
             cases = list(_cases(methods, batches, contexts, draft_caches))
             draft_budget = draft_budget or (served and served.draft_budget) or 512
-            _check(subject, selection, gamma, steps, cases, draft_budget, kind, element.itemsize, ranks.world)
+            sizes = (element.itemsize, cached.itemsize if cached else None)
+            _check(subject, selection, gamma, steps, cases, draft_budget, kind, *sizes, ranks.world)
             prompts = None
             if not synthetic_context:
                 prompts = parts_of_text(subject.tokenizer, file or [], max(batches), max(contexts))
@@ -160,6 +165,7 @@ def grid(
             repeats,
             ranks,
             sums,
+            cached,
         )
         if ranks.rank == 0:
             for size in sums:
@@ -257,6 +263,7 @@ def _check(
     draft_budget: int,
     device: str,
     element_bytes: int,
+    kv_bytes: int | None,
     world: int,
 ) -> None:
     """Refuse before anything is loaded what cannot be shared by so many ranks, or does not fit in memory or context."""
@@ -293,5 +300,6 @@ def _check(
                 draft_budget=policy.draft_keeps(draft_budget) if case.windowed else None,
                 policies=[policy],
                 world=world,
+                kv_bytes=kv_bytes,
             )
             require(need, free)

@@ -82,6 +82,13 @@ def generate(
     dtype: Annotated[
         str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", rich_help_panel="Models")
     ] = "auto",
+    kv_dtype: Annotated[
+        str,
+        typer.Option(
+            help="Of the target's KV cache: auto, which is the model's, or fp8 (half the bytes of 16 bits).",
+            rich_help_panel="Models",
+        ),
+    ] = "auto",
     offline: Annotated[bool, typer.Option("--offline", help="Use only local files.", rich_help_panel="Models")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 128,
     batch: Annotated[
@@ -129,6 +136,7 @@ def generate(
     from dustin_runtime.parallel.sums import prefill_tokens, step_tokens
     from dustin_runtime.policies import draft_window, make_policy, require_over_ranks
     from dustin_runtime.prompts import encode, gather_prompts
+    from dustin_runtime.scaled import dtype_name, pick_kv_dtype
     from dustin_runtime.step import Stepper
 
     with joined(rank_timeout) as ranks:
@@ -151,6 +159,7 @@ def generate(
                 require_over_ranks(policy, ranks.world)
             kind = pick_device(ranks.device(device))
             require_way(all_reduce or AUTO, ranks.world, kind, pipeline)
+            cached = pick_kv_dtype(kv_dtype, kind)
             opened, gamma = open_models(served, pair, target, draft, rope, offline)
             ranks.share(opened.target_shape, pipeline)
             ids = [encode(opened.tokenizer, text, chat, prompt_tokens) for text in texts]
@@ -180,6 +189,7 @@ def generate(
                     deepest,
                     narrow if narrow < longest else None,
                     element,
+                    cached,
                     free,
                     temperature,
                     ranks.world,
@@ -213,6 +223,7 @@ def generate(
                 draft_budget=window,
                 sampled=temperature > 0,
                 nucleus=temperature > 0 and top_p < 1,
+                kv_dtype=cached,
             )
             engine = Engine(stepper, ends, rows=batch, graph=False if eager else None)
             shown = not as_json and policy is policies[0] and ranks.rank == 0
@@ -228,7 +239,7 @@ def generate(
             )
             del engine, stepper  # their buffers, before the next method's
         if ranks.rank == 0:
-            _report(names, runs, as_json, served, sums)
+            _report(names, runs, as_json, served, sums, dtype_name(cached, element))
         if runs[-1][1].interrupted:
             complete = sum(generation.finished is not None for generation in runs[-1][0])
             interrupted = InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
@@ -255,6 +266,7 @@ def _require_memory(
     depth: int,
     draft_budget: int | None,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
     available_bytes: int,
     temperature: float,
     world: int,
@@ -281,6 +293,7 @@ def _require_memory(
         policies=policies,
         world=world,
         pipeline=pipeline,
+        kv_bytes=kv_dtype.itemsize if kv_dtype else None,
     )
     require(need, available_bytes)
 
@@ -367,6 +380,7 @@ def _report(
     as_json: bool,
     served: DustinConfig | None,
     sums: Sequence[SizeClass],
+    kv_dtype: str,
 ) -> None:
     from dustin_runtime.policies import POLICIES
 
@@ -374,6 +388,7 @@ def _report(
     document: dict[str, Any] = {
         "kind": "dustin-generation",
         "method": names[0],
+        "kv_dtype": kv_dtype,
         "rows": [
             {"text": text, "tokens": g.tokens, "finished": g.finished, "prompt_tokens": len(g.prompt)}
             for text, g in zip(texts, generations, strict=True)

@@ -16,20 +16,23 @@ from torch import Tensor
 from dustin_runtime.kernels import ceil_div, dependent_launch, fence, next_power_of_2, processors, row_tile
 from dustin_runtime.kernels.online_softmax import attend_tile, finish, packed_queries
 from dustin_runtime.kernels.workspace import counters
+from dustin_runtime.scaled import Held, parts
 
 
 @triton.jit(do_not_specialize=["batch", "tokens", "kv_heads", "group", "tiles", "programs", "least"])
 def _dense(
-    q, k, v, start, out, partials, tops, totals, counter,
+    q, k, v, k_scale, v_scale, start, out, partials, tops, totals, counter,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     batch, tokens, scale, kv_heads, group, tiles, programs, least,
-    ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, BATCH: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, BATCH: tl.constexpr, SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one sequence, ROWS of its queries, one share of its keys.
 
     Sequences share the programs in proportion to their lengths, which only the device knows: each program finds its
     own place from the lengths of all.
+
+    SCALED: keys and values are to be multiplied by the scale of their KV head: logits and the result are, instead.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -63,6 +66,9 @@ def _dense(
         q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS, D
     )
     column = tl.arange(0, D)
+    if SCALED:
+        of_head = sequence * kv_heads + head
+        scale *= tl.load(k_scale + of_head)
 
     k += sequence.to(tl.int64) * k_batch + head.to(tl.int64) * k_head
     v += sequence.to(tl.int64) * v_batch + head.to(tl.int64) * v_head
@@ -84,6 +90,8 @@ def _dense(
         seen = (key[None, :] <= (first + token)[:, None]) & (key < end)[None, :]
         top, total, acc = attend_tile(queries, keys, values, seen, scale, top, total, acc, MASKED=True)
 
+    if SCALED:
+        acc *= tl.load(v_scale + of_head)
     finish(
         acc, top, total, scale, out, place_out, there,
         sequence * stride + place % stride, slot + place % stride, stride, split, active,
@@ -119,11 +127,12 @@ def tiling(batch: int, kv_heads: int, rows: int, head_size: int, element_bytes: 
     return Tiling(tile, keys, max(processors * 2, groups) if two else groups, 256, 4, 2 if wide else 3)
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, cut: Tiling | None = None) -> Tensor:
+def dense_attention(q: Tensor, k: Held, v: Held, start: Tensor, cut: Tiling | None = None) -> Tensor:
     """Attend; shapes as in `models.decoder.Attention`: head sizes are powers of two from 16 on.
 
     Each key is read once, whatever the number of new tokens and query heads (rows <= 128).
     """
+    (k, k_scale), (v, v_scale) = parts(k), parts(v)
     batch, tokens, query_heads, head_size = q.shape
     kv_heads = k.shape[2]
     group = query_heads // kv_heads
@@ -136,10 +145,11 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, cut: Tiling 
     scratch = torch.empty(slots * cut.rows * (head_size + 2), dtype=torch.float32, device=q.device)
     partials, tops, totals = scratch.split([slots * cut.rows * x for x in (head_size, 1, 1)])
     _dense[(slots,)](
-        q, k, v, start, out, partials, tops, totals, counters(q.device, groups),
+        q, k, v, k_scale, v_scale, start, out, partials, tops, totals, counters(q.device, groups),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         batch, tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, tiles, cut.programs, cut.least,
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, BATCH=next_power_of_2(batch),
+        SCALED=k_scale is not None,
         num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
     fence(q.device)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dustin_runtime.cache import Append
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2
+from dustin_runtime.kernels.pointwise import narrowed
 from dustin_runtime.kernels.prefetch import LINE, to_l2
 from dustin_runtime.kernels.workspace import counters
 
@@ -22,12 +23,12 @@ from dustin_runtime.kernels.workspace import counters
 def _linear(
     x, weight, bias, squares, residual, gain, out, gained, squares_out, partials, counter,
     rows, outputs, inputs, tiles, blocks_before, eps,
-    cos, sin, start, k_cache, v_cache, more_keys,
+    cos, sin, start, k_cache, v_cache, more_keys, k_scale, v_scale,
     k_batch, k_token, k_head, v_batch, v_token, v_head, m_batch, m_token, m_head,
     tokens, query_heads, kv_heads, sink, ring,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, BEFORE: tl.constexpr, ADD: tl.constexpr, HALF: tl.constexpr, MORE: tl.constexpr,
-    AHEAD: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: OUT outputs of all rows, over a share of the inputs.
 
@@ -136,16 +137,26 @@ def _linear(
             tl.store(to_query + HALF, other, mask=exists)
         elif head < query_heads + kv_heads:
             to_key = k_cache + sequence * k_batch + slot * k_token + (head - query_heads) * k_head + within
-            tl.store(to_key, first, mask=exists)
-            tl.store(to_key + HALF, other, mask=exists)
+            if SCALED:
+                of_key = tl.load(k_scale + sequence * kv_heads + head - query_heads)
+                tl.store(to_key, narrowed(first, of_key), mask=exists)
+                tl.store(to_key + HALF, narrowed(other, of_key), mask=exists)
+            else:
+                tl.store(to_key, first, mask=exists)
+                tl.store(to_key + HALF, other, mask=exists)
             if MORE:
                 to_more = more_keys + sequence * m_batch + position * m_token + (head - query_heads) * m_head + within
                 tl.store(to_more, first, mask=exists)
                 tl.store(to_more + HALF, other, mask=exists)
         else:
             to_value = v_cache + sequence * v_batch + slot * v_token + (head - query_heads - kv_heads) * v_head + within
-            tl.store(to_value, first, mask=exists)
-            tl.store(to_value + HALF, other, mask=exists)
+            if SCALED:
+                of_value = tl.load(v_scale + sequence * kv_heads + head - query_heads - kv_heads)
+                tl.store(to_value, narrowed(first, of_value), mask=exists)
+                tl.store(to_value + HALF, narrowed(other, of_value), mask=exists)
+            else:
+                tl.store(to_value, first, mask=exists)
+                tl.store(to_value + HALF, other, mask=exists)
     else:
         tl.store(out + place, result, mask=mask)
 
@@ -279,14 +290,14 @@ def _launch(
     tiles = ceil_div(ceil_div(inputs, cut.inputs), cut.splits)
     splits = ceil_div(ceil_div(inputs, cut.inputs), tiles)
     shape, device, add = (*x.shape[:-1], outputs), x.device, residual is not None
-    rotated: tuple[Any, ...] = (*(x,) * 6, *(0,) * 14)
-    half, more = 0, None
+    rotated: tuple[Any, ...] = (*(x,) * 6, None, None, *(0,) * 14)
+    half, more, scaled = 0, None, False
     if rotate is not None:
         query_heads, to = rotate
-        k, v, more = to.keys, to.values, to.more_keys
+        k, v, more, scaled = to.keys, to.values, to.more_keys, to.key_scale is not None
         half, shape = k.shape[3] // 2, (*x.shape[:2], query_heads, k.shape[3])
         rotated = (
-            to.cos, to.sin, to.start, k, v, k if more is None else more,
+            to.cos, to.sin, to.start, k, v, k if more is None else more, to.key_scale, to.value_scale,
             *k.stride()[:3], *v.stride()[:3], *(k if more is None else more).stride()[:3],
             x.shape[1], query_heads, k.shape[2], *to.ring,
         )  # fmt: skip
@@ -306,7 +317,7 @@ def _launch(
         rows, outputs, inputs, tiles, 0 if squares is None else len(squares), eps, *rotated,
         ROWS=tile, OUT=cut.out, IN=cut.inputs, SPLITS=splits, GATED=gated, BIAS=bias is not None,
         BEFORE=0 if squares is None else next_power_of_2(len(squares)), ADD=add,
-        HALF=half, MORE=more is not None, AHEAD=ahead,
+        HALF=half, MORE=more is not None, SCALED=scaled, AHEAD=ahead,
         num_warps=cut.warps, num_stages=cut.stages, **launch,
     )  # fmt: skip
     return out, gained, sums

@@ -36,10 +36,12 @@ def attend_tile(q, k, v, seen, scale, top, total, acc, MASKED: tl.constexpr):
     """One tile of keys.
 
     Args:
-        q: [ROWS, D]; k, v: [KEYS, D]; seen: [ROWS, KEYS] which keys a row sees, if MASKED.
+        q: [ROWS, D]; k, v: [KEYS, D], of another dtype if an 8-bit cache has them; seen: [ROWS, KEYS] which keys
+            a row sees, if MASKED.
         scale: head_size^-1/2 log2(e).
         top, total: [ROWS] fp32 running maximum of the unscaled scores, and sum of exponentials; acc: [ROWS, D] fp32.
     """
+    k, v = k.to(q.dtype), v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))

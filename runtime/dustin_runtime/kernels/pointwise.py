@@ -73,12 +73,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
+@triton.jit
+def narrowed(x, scale):
+    """x as an 8-bit cache stores it, see `scaled.narrowed`."""
+    x = tl.clamp(tl.div_rn(x.to(tl.float32), scale), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(tl.float8e4nv)
+
+
 @triton.jit(do_not_specialize=["tokens", "query_heads", "kv_heads", "sink", "ring"])
 def _rope_append(
-    qkv, q_norm, k_norm, cos, sin, start, out, k_cache, v_cache, more_keys,
+    qkv, q_norm, k_norm, cos, sin, start, out, k_cache, v_cache, more_keys, k_scale, v_scale,
     k_batch, k_token, k_head, v_batch, v_token, v_head, m_batch, m_token, m_head,
     tokens, query_heads, kv_heads, sink, ring, eps,
-    HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, MORE: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, MORE: tl.constexpr, SCALED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: HEADS heads (queries, then keys, then values) of one token."""
     if PDL:
@@ -113,15 +121,26 @@ def _rope_append(
     tl.store(to_query + HALF, turned_second, mask=query)
     kv_head = head.to(tl.int64)[:, None] - query_heads
     to_key = k_cache + sequence * k_batch + slot * k_token + kv_head * k_head + half
-    tl.store(to_key, turned_first, mask=key)
-    tl.store(to_key + HALF, turned_second, mask=key)
+    if SCALED:
+        of_key = tl.load(k_scale + sequence * kv_heads + kv_head, mask=(kv_head >= 0) & (kv_head < kv_heads), other=1.0)
+        tl.store(to_key, narrowed(turned_first, of_key), mask=key)
+        tl.store(to_key + HALF, narrowed(turned_second, of_key), mask=key)
+    else:
+        tl.store(to_key, turned_first, mask=key)
+        tl.store(to_key + HALF, turned_second, mask=key)
     if MORE:
         to_more = more_keys + sequence * m_batch + position * m_token + kv_head * m_head + half
         tl.store(to_more, turned_first, mask=key)
         tl.store(to_more + HALF, turned_second, mask=key)
     to_value = v_cache + sequence * v_batch + slot * v_token + (kv_head - kv_heads) * v_head + half
-    tl.store(to_value, first, mask=value)
-    tl.store(to_value + HALF, second, mask=value)
+    if SCALED:
+        behind = kv_head - kv_heads
+        of_value = tl.load(v_scale + sequence * kv_heads + behind, mask=(behind >= 0) & (behind < kv_heads), other=1.0)
+        tl.store(to_value, narrowed(first, of_value), mask=value)
+        tl.store(to_value + HALF, narrowed(second, of_value), mask=value)
+    else:
+        tl.store(to_value, first, mask=value)
+        tl.store(to_value + HALF, second, mask=value)
 
 
 def rope_append(
@@ -137,10 +156,10 @@ def rope_append(
     together = min(16, next_power_of_2(heads))
     _rope_append[(ceil_div(heads, together), batch * tokens)](
         qkv, q_norm if norm else qkv, k_norm if norm else qkv, to.cos, to.sin, to.start, q,
-        to.keys, to.values, more,
+        to.keys, to.values, more, to.key_scale, to.value_scale,
         *to.keys.stride()[:3], *to.values.stride()[:3], *more.stride()[:3],
         tokens, query_heads, kv_heads, *to.ring, eps,
-        HEADS=together, HALF=head_size // 2, NORM=norm, MORE=to.more_keys is not None,
+        HEADS=together, HALF=head_size // 2, NORM=norm, MORE=to.more_keys is not None, SCALED=to.key_scale is not None,
         num_warps=max(1, together * head_size // 256), **dependent_launch(q.device),
     )  # fmt: skip
     return q

@@ -16,18 +16,21 @@ from torch import Tensor
 
 from dustin_runtime.kernels import ceil_div, next_power_of_2, processors
 from dustin_runtime.kernels.workspace import counters
+from dustin_runtime.scaled import Held, Scaled, parts
 
 
 @triton.jit(do_not_specialize=["batch", "groups_count"])
 def _logits(
-    q, keys, groups, members, position, logits, tops, totals, normalisers, counter,
-    q_batch, q_query, q_entry, k_layer, k_batch, k_token, k_head, g_batch,
+    q, keys, key_scales, groups, members, position, logits, tops, totals, normalisers, counter,
+    q_batch, q_query, q_entry, k_layer, k_batch, k_token, k_head, s_layer, s_batch, g_batch,
     batch, groups_count, entries, pitch, scale,
     QUERIES: tl.constexpr, MEMBERS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
-    SHARE: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr,
+    SHARE: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Pieces of work, one after the other: one KV head of one layer of one sequence, a share of its keys, all rows that
     ask it. As many programs as there are pieces take one each.
+
+    SCALED: keys are to be multiplied by the scale of their KV head: logits are, instead.
     """
     row = tl.arange(0, ROWS)
     query = row // MEMBERS
@@ -48,6 +51,9 @@ def _logits(
             q_offset = sequence * q_batch + query[:, None] * q_query + entry[:, None] * q_entry + column[None, :]
             queries = tl.load(q + q_offset, mask=exists[:, None], other=0.0)
             of_head = layer.to(tl.int64) * k_layer + sequence.to(tl.int64) * k_batch + head.to(tl.int64) * k_head
+            own_scale = scale
+            if SCALED:
+                own_scale *= tl.load(key_scales + layer * s_layer + sequence * s_batch + head)
             line = (sequence * entries + entry) * QUERIES + query  # this row's place in `logits` and `normalisers`
             logits_row = logits + line.to(tl.int64)[:, None] * pitch
             begin = chunk * SHARE
@@ -61,7 +67,7 @@ def _logits(
             for at in tl.range(begin, open_end, KEYS):
                 key = at + tl.arange(0, KEYS)
                 tile = tl.load(keys + of_head + key[:, None] * k_token + column[None, :])
-                scores = tl.dot(queries, tl.trans(tile), input_precision="ieee") * scale
+                scores = tl.dot(queries, tl.trans(tile.to(queries.dtype)), input_precision="ieee") * own_scale
                 tl.store(logits_row + key[None, :], scores, mask=exists[:, None])
                 higher = tl.maximum(top, scores)
                 total = total * tl.exp2(top - higher) + tl.exp2(scores - higher)
@@ -71,7 +77,7 @@ def _logits(
                 tile = tl.load(
                     keys + of_head + key[:, None] * k_token + column[None, :], mask=(key < length)[:, None], other=0.0
                 )
-                scores = tl.dot(queries, tl.trans(tile), input_precision="ieee") * scale
+                scores = tl.dot(queries, tl.trans(tile.to(queries.dtype)), input_precision="ieee") * own_scale
                 scores = tl.where(key[None, :] <= at_position[:, None], scores, float("-inf"))
                 tl.store(logits_row + key[None, :], scores, mask=exists[:, None])
                 higher = tl.maximum(top, scores)
@@ -123,7 +129,7 @@ def _sum_rows(logits, normalisers, position, out, lines, pitch, out_columns, QUE
 
 def attention_scores(
     q: Tensor,
-    keys: Tensor,
+    keys: Held,
     groups: Tensor,
     members: Tensor,
     position: Tensor,
@@ -144,6 +150,7 @@ def attention_scores(
     Returns:
         [batch, columns] fp32, zero beyond a sequence's last query.
     """
+    keys, key_scales = parts(keys)
     batch, queries, entries, head_size = q.shape
     capacity = keys.shape[2]
     columns = capacity if columns is None else columns
@@ -164,11 +171,12 @@ def attention_scores(
     normalisers = torch.empty(batch, lines, dtype=torch.float32, device=q.device)
     out = torch.empty(batch, columns, dtype=torch.float32, device=q.device)
     _logits[(min(pieces, programs or pieces),)](
-        q, keys, groups, members, position, logits, tops, totals, normalisers,
+        q, keys, key_scales, groups, members, position, logits, tops, totals, normalisers,
         counters(q.device, batch * count, "scores"), *q.stride()[:3], *keys.stride()[:4],
+        *((0, 0) if key_scales is None else key_scales.stride()[:2]),
         groups.stride(0) if groups.dim() == 3 else 0, batch, count, entries, pitch, head_size**-0.5 * math.log2(math.e),
         QUERIES=queries, MEMBERS=most, ROWS=rows, D=head_size, KEYS=wide, SHARE=share, CHUNKS=chunks,
-        SLOTS=next_power_of_2(chunks),
+        SLOTS=next_power_of_2(chunks), SCALED=key_scales is not None,
         num_warps=8 if rows > 16 else 4, num_stages=2 if rows > 64 or q.itemsize > 2 else 3,
     )  # fmt: skip
     _sum_rows[(ceil_div(columns, 512), batch)](
@@ -177,14 +185,16 @@ def attention_scores(
     return out
 
 
-def layer_mass(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
+def layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor) -> Tensor:
     """Arguments and result as of `attention.scoring.layer_mass`."""
     batch, query_heads = len(q), q.shape[2]
     columns, kv_heads = keys.shape[2:4]
     group = query_heads // kv_heads
     most = next_power_of_2(group)
     # A KV head of a sequence is taken for a sequence, since heads of one are summed.
-    apart = keys.transpose(2, 3).flatten(1, 2).unsqueeze(3)
+    stored, scale = parts(keys)
+    single = stored.transpose(2, 3).flatten(1, 2).unsqueeze(3)
+    apart = single if scale is None else Scaled(single, scale.flatten(1, 2).unsqueeze(2))
     packed = q.unflatten(2, (kv_heads, group)).transpose(1, 2).flatten(0, 1)
     members = torch.arange(most, dtype=torch.int32, device=q.device)
     members = torch.where(members < group, members, -1).unsqueeze(0)

@@ -18,6 +18,7 @@ from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2, processors, row_tile
 from dustin_runtime.kernels.online_softmax import attend_tile, finish, packed_queries
 from dustin_runtime.kernels.workspace import counters
+from dustin_runtime.scaled import Held, parts
 
 
 @triton.jit
@@ -36,11 +37,11 @@ def _window_slots(place, first_kept, skipped, sink, ring):
     do_not_specialize=["tokens", "kv_heads", "group", "splits", "share", "budget", "first_kept", "sink", "ring"]
 )  # one binary serves all
 def _sparse(
-    q, k, v, start, kept, out, partials, tops, totals, counter,
+    q, k, v, k_scale, v_scale, start, kept, out, partials, tops, totals, counter,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, kept_batch, kept_head,
     tokens, scale, kv_heads, group, splits, share, budget, first_kept, sink, ring,
     ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, LIST: tl.constexpr, NEW: tl.constexpr,
-    WINDOW: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one sequence, ROWS of its queries, a share of the list; the last has the new tokens.
 
@@ -49,6 +50,7 @@ def _sparse(
     tiles of them are under way; and keys and values themselves, where a share is one tile.
 
     WINDOW: there is no list; the first `first_kept` and the last `budget - first_kept` positions are attended to.
+    SCALED: as of `dense._dense`.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -83,6 +85,8 @@ def _sparse(
     queries, token, there, place_out = packed_queries(
         q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS, D
     )
+    if SCALED:
+        scale *= tl.load(k_scale + tl.program_id(2))
     new = tl.arange(0, NEW)
     has_new = split == splits - 1
     new_there = (new < tl.where(has_new, tokens, 0))[:, None]
@@ -121,6 +125,8 @@ def _sparse(
         seen = new[None, :] <= token[:, None]
         top, total, acc = attend_tile(queries, new_keys, new_values, seen, scale, top, total, acc, MASKED=True)
 
+    if SCALED:
+        acc *= tl.load(v_scale + tl.program_id(2))
     finish(
         acc, top, total, scale, out, place_out, there,
         group_id, group_id * splits, 1, split, splits, partials, tops, totals, counter, ROWS, D,
@@ -161,7 +167,7 @@ def tiling(
 
 
 def sparse_attention(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, kept: Tensor, cut: Tiling | None = None, ring: Ring = WHOLE
+    q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, cut: Tiling | None = None, ring: Ring = WHOLE
 ) -> Tensor:
     """Attend; shapes as in `attention.sparse.sparse_reference`."""
     lists = kept.expand(len(q), k.shape[2], -1)  # one list for all heads has stride 0
@@ -170,8 +176,8 @@ def sparse_attention(
 
 def window_attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Held,
+    v: Held,
     start: Tensor,
     budget: int,
     sink: int,
@@ -184,8 +190,8 @@ def window_attention(
 
 def _launch(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Held,
+    v: Held,
     start: Tensor,
     lists: Tensor | None,
     budget: int,
@@ -193,6 +199,7 @@ def _launch(
     cut: Tiling | None,
     ring: Ring,
 ) -> Tensor:
+    (k, k_scale), (v, v_scale) = parts(k), parts(v)
     batch, tokens, query_heads, head_size = q.shape
     kv_heads = k.shape[2]
     group = query_heads // kv_heads
@@ -206,11 +213,13 @@ def _launch(
     partials, tops, totals = scratch.split([slots * cut.rows * x for x in (head_size, 1, 1)])
     share = ceil_div(ceil_div(budget, cut.splits), cut.keys) * cut.keys
     _sparse[(tiles, cut.splits, batch * kv_heads)](
-        q, k, v, start, start if lists is None else lists, out, partials, tops, totals, counters(q.device, groups),
+        q, k, v, k_scale, v_scale, start, start if lists is None else lists, out, partials, tops, totals,
+        counters(q.device, groups),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *((0, 0) if lists is None else lists.stride()[:2]),
         tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, cut.splits, share, budget, first_kept or 0, *ring,
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, LIST=next_power_of_2(share), NEW=max(16, next_power_of_2(tokens)),
-        WINDOW=lists is None, num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
+        WINDOW=lists is None, SCALED=k_scale is not None,
+        num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
     return out

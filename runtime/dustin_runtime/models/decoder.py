@@ -18,6 +18,7 @@ from dustin_runtime.cache import Append, KVCache, Ring
 from dustin_runtime.models import ops
 from dustin_runtime.models.rope import Rope
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.scaled import Held
 
 if TYPE_CHECKING:
     from dustin_runtime.parallel.split import Split
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Attention(Protocol):
     """What a decoder layer asks between its projections."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor, /) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor, /) -> Tensor:
         """Attend.
 
         Args:
@@ -101,9 +102,9 @@ class Decoder:
         weights = Weights(self.weights.embedding, layers, self.weights.norm, self.weights.head)
         return Decoder(shape, weights, split)
 
-    def cache(self, batch: int, capacity: int) -> KVCache:
-        """A cache for this model, with RoPE tables that reach as far."""
-        cache = KVCache.allocate(self.shape, batch, capacity, self.dtype, self.device)
+    def cache(self, batch: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
+        """A cache for this model, with RoPE tables that reach as far; by default in the model's dtype."""
+        cache = KVCache.allocate(self.shape, batch, capacity, dtype or self.dtype, self.device)
         self._reach(capacity)
         return cache
 
@@ -118,7 +119,13 @@ class Decoder:
             self.rope = Rope(self.shape, capacity, self.device)
 
     def forward(
-        self, ids: Tensor, start: Tensor, cache: KVCache, attend: Attention, extent: int | None = None
+        self,
+        ids: Tensor,
+        start: Tensor,
+        cache: KVCache,
+        attend: Attention,
+        extent: int | None = None,
+        first: bool = False,
     ) -> Tensor:
         """Process new tokens and write their keys and values to the cache.
 
@@ -127,6 +134,7 @@ class Decoder:
             start: [batch] int64, position of each row's first token; the cache holds the positions before it.
             extent: how much of the cache attention is shown, at least max(start) + tokens. The default reads `start`,
                 which synchronises a GPU; a caller that knows the lengths gives it.
+            first: whether these are the first tokens of their sequences: they set the scales of an 8-bit cache.
 
         Returns:
             [batch, tokens, hidden] final hidden states, normalised.
@@ -141,12 +149,12 @@ class Decoder:
         layers, last = self.weights.layers, None
         normed: ops.Normed = ops.add_rms_norm(x, None, layers[0].attention_norm, eps)[1] if layers else x
         for index, layer in enumerate(layers):
-            keys, values = cache.keys[index], cache.values[index]
-            to = Append(rope.cos, rope.sin, start, keys, values, cache.ring, cache.scored_keys(index))
+            keys, values, more = cache.keys[index], cache.values[index], cache.scored_keys(index)
+            to = Append(rope.cos, rope.sin, start, keys, values, cache.ring, more, *cache.scales(index), first)
             q = ops.project_append(
                 normed, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, eps, shape.query_heads, to
             )
-            attended = attend(index, q, keys[:, :extent], values[:, :extent], start).reshape(batch, tokens, -1)
+            attended = attend(index, q, *cache.layer(index, extent), start).reshape(batch, tokens, -1)
             x, normed = self._end_block(x, attended, layer.output, layer.mlp_norm)
             inner = ops.gated_linear(normed, layer.gate_up)
             if index + 1 < len(layers):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dustin_runtime.cache import Append
 from dustin_runtime.kernels import usable
+from dustin_runtime.scaled import narrowed, scale_for
 
 
 class Unscaled(NamedTuple):
@@ -150,6 +151,11 @@ def project_append(
         x: [batch, tokens, hidden]; weight: [(query_heads + 2 kv_heads) head_size, hidden]; bias: of its rows, or None.
     """
     head_size = to.keys.shape[3]
+    if to.first and to.key_scale is not None:
+        qkv = linear(x, weight, bias)
+        qkv = qkv.view(*qkv.shape[:2], -1, head_size)
+        set_scales(qkv, q_norm, k_norm, eps, query_heads, to)
+        return rope_append(qkv, q_norm, k_norm, eps, query_heads, to)
     if isinstance(x, Unscaled) and q_norm is None and head_size >= 32 and usable(x.gained, heads_of=head_size):
         from dustin_runtime.kernels.linear import linear_rope_append
 
@@ -181,19 +187,37 @@ def rope_append_reference(
     qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, query_heads: int, to: Append
 ) -> Tensor:
     """`rope_append` in plain torch."""
+    q, k, v, positions = _rotated(qkv, q_norm, k_norm, eps, query_heads, to)
+    rows = torch.arange(len(to.start), device=to.start.device).unsqueeze(1)
+    slots = to.ring.slots(positions)
+    to.keys.index_put_((rows, slots), k if to.key_scale is None else narrowed(k, to.key_scale))
+    to.values.index_put_((rows, slots), v if to.value_scale is None else narrowed(v, to.value_scale))
+    if to.more_keys is not None:
+        to.more_keys.index_put_((rows, positions), k)
+    return q
+
+
+def set_scales(
+    qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, query_heads: int, to: Append
+) -> None:
+    """Set the scales of `to` by the largest key and value that `rope_append` would write; arguments as there."""
+    assert to.key_scale is not None and to.value_scale is not None
+    _, k, v, _ = _rotated(qkv, q_norm, k_norm, eps, query_heads, to)
+    to.key_scale.copy_(scale_for(k.abs().amax(dim=(1, 3))))
+    to.value_scale.copy_(scale_for(v.abs().amax(dim=(1, 3))))
+
+
+def _rotated(
+    qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, query_heads: int, to: Append
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values [batch, tokens, heads, head_size] and positions [batch, tokens]."""
     kv_heads = to.keys.shape[2]
     q, k, v = qkv.split((query_heads, kv_heads, kv_heads), dim=2)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     positions = to.start.unsqueeze(1) + torch.arange(qkv.shape[1], device=to.start.device)
     q, k = (rotate(x, to.cos[positions], to.sin[positions]) for x in (q, k))
-    rows = torch.arange(len(to.start), device=to.start.device).unsqueeze(1)
-    slots = to.ring.slots(positions)
-    to.keys.index_put_((rows, slots), k)
-    to.values.index_put_((rows, slots), v)
-    if to.more_keys is not None:
-        to.more_keys.index_put_((rows, positions), k)
-    return q
+    return q, k, v, positions
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -21,12 +21,13 @@ from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.cache import KVCache
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.scaled import Held, plain
 
 
 class Verification(Protocol):
     """What the target attends with, and what that read (extends `models.decoder.Attention`)."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor, /) -> Tensor: ...
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor, /) -> Tensor: ...
 
     def tokens_read(self, lengths: Tensor) -> Tensor:
         """[batch] fp32, once all layers have run: prefix tokens that each KV head read, mean over layers and heads."""
@@ -56,6 +57,11 @@ class Prompted:
     cache: KVCache
     queries: Mapping[int, Tensor] = field(default_factory=dict)
     received: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def keys(self, layer: int) -> Tensor:
+        """[1, length, kv_heads, head_size] keys of a layer, after RoPE; of an 8-bit cache a copy, once a prompt."""
+        held, _ = self.cache.layer(layer, self.length)
+        return plain(held, self.queries[layer].dtype if layer in self.queries else torch.float32)
 
 
 class Memory(Protocol):
@@ -91,7 +97,7 @@ class Signals(Protocol):
         """What `Policy.memory` made."""
         ...
 
-    def prefix_keys(self) -> Tensor:
+    def prefix_keys(self) -> Held:
         """[layers, batch, positions, kv_heads, head_size] of the target; beyond a row's length, anything."""
         ...
 

@@ -14,6 +14,7 @@ from dustin_runtime.config import MAX_OWN_QUERIES, OwnLists, Selection
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Prompted, Signals, Verification
 from dustin_runtime.policies.dustin import Dustin
+from dustin_runtime.scaled import Held, shown
 from dustin_runtime.selection import ascending, eligible_positions, ranked
 
 MOST_ROWS = 64
@@ -132,12 +133,12 @@ class FreshLists:
             position = torch.arange(target.length - last.shape[1], target.length, device=q.device)
             self.queries[layer, row, position % slots] = last[0]
         lengths = self.steps.new_full((1,), target.length)
-        keys = target.cache.keys[:, :, : target.length]
+        keys = shown(target.cache.all_keys, target.length)
         for layer in target.queries:
             self._choose(lengths.new_full((1,), layer), lengths, keys, one)
         self.steps[row] = 0
 
-    def refresh(self, lengths: Tensor, keys: Tensor) -> None:
+    def refresh(self, lengths: Tensor, keys: Held) -> None:
         """Let the layers whose turn it is choose anew.
 
         Args:
@@ -148,7 +149,7 @@ class FreshLists:
             self._choose(layer, lengths, keys, slice(None))
         self.steps.add_(1)
 
-    def _choose(self, layer: Tensor, lengths: Tensor, keys: Tensor, rows: slice) -> None:
+    def _choose(self, layer: Tensor, lengths: Tensor, keys: Held, rows: slice) -> None:
         """Choose candidates in one layer of each of some rows."""
         row = self._row[rows]
         # A prefix shorter than the pool asks its first token several times, all of whose attention is on itself.
@@ -178,7 +179,7 @@ class KeepingAttention(SparseAttention):
         self.memory = memory
         self._queries: list[Tensor] = []
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         self._queries.append(q)
         if len(self._queries) == len(self.memory.queries):  # of all layers at once: two launches, not two for each
             self.memory.keep(self._queries, start)

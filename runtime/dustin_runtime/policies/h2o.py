@@ -11,6 +11,7 @@ from torch import Tensor
 from dustin_runtime.attention.sparse import SparseAttention, sparse_rows
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Policy, Prompted, Signals, Verification
+from dustin_runtime.scaled import Held
 from dustin_runtime.selection import ascending, ranked
 
 
@@ -85,7 +86,7 @@ class ObservedAttention(SparseAttention):
         super().__init__(kept)
         self.memory = memory
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         self.memory.rows[layer] = sparse_rows(q, k, start, self.kept(layer)).sum(dim=2)
         return super().__call__(layer, q, k, v, start)
 

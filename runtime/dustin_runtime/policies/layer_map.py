@@ -29,7 +29,7 @@ def similarities(target: Prompted, draft: Prompted) -> Tensor:
 
 def _layer_rows(prompted: Prompted, layer: int) -> Tensor:
     """[queries, length] fp32, mean over heads."""
-    return last_rows(prompted.queries[layer], prompted.cache.keys[layer, :, : prompted.length])[0].mean(dim=(0, 1))
+    return last_rows(prompted.queries[layer], prompted.keys(layer))[0].mean(dim=(0, 1))
 
 
 def monotone_map(similarity: Sequence[Sequence[float]]) -> list[int]:

@@ -46,8 +46,7 @@ class PromptLists:
     def take(self, row: int, prompted: Prompted) -> None:
         """Choose, layer by layer."""
         for layer, q in prompted.queries.items():
-            keys = prompted.cache.keys[layer, :, : prompted.length]
-            self.kept[layer, row] = self._choose(layer, q, keys, self.kept.shape[3])[0]
+            self.kept[layer, row] = self._choose(layer, q, prompted.keys(layer), self.kept.shape[3])[0]
         self.prompts[row] = prompted.length
 
     def lists(self, lengths: Tensor) -> Tensor:

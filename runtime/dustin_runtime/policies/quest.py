@@ -12,6 +12,7 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.sparse import SparseAttention, sparse_by_query_head
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Policy, Prompted, Signals, Verification
+from dustin_runtime.scaled import Held, at_slots
 
 PAGE = 16
 """Tokens of a page."""
@@ -39,14 +40,14 @@ class PageBounds:
         length = target.length
         pages = -(-length // PAGE)
         for index in range(len(self.lowest)):
-            keys = target.cache.keys[index + DENSE_LAYERS, 0, :length]  # [length, kv_heads, head_size]
+            keys = target.keys(index + DENSE_LAYERS)[0]  # [length, kv_heads, head_size]
             # The last page repeats its last key, which changes neither bound.
             padding = keys[-1:].expand(pages * PAGE - length, -1, -1)
             paged = torch.cat((keys, padding)).unflatten(0, (pages, PAGE))
             self.lowest[index, row, :pages] = paged.amin(dim=1)
             self.highest[index, row, :pages] = paged.amax(dim=1)
 
-    def refresh(self, layer: int, k: Tensor, start: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    def refresh(self, layer: int, k: Held, start: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """Bring the bounds of a layer up to date.
 
         Args:
@@ -59,12 +60,12 @@ class PageBounds:
         lowest, highest = self.lowest[layer - DENSE_LAYERS], self.highest[layer - DENSE_LAYERS]
         touched = (tokens - 1 + PAGE - 1) // PAGE + 1  # pages that `tokens` tokens can lie in
         last = (start - 1).clamp(min=0) // PAGE
-        page = (last.unsqueeze(1) - torch.arange(touched, device=k.device)).clamp(min=0)  # [batch, touched]
-        position = page.unsqueeze(2) * PAGE + torch.arange(PAGE, device=k.device)
+        page = (last.unsqueeze(1) - torch.arange(touched, device=start.device)).clamp(min=0)  # [batch, touched]
+        position = page.unsqueeze(2) * PAGE + torch.arange(PAGE, device=start.device)
         position = torch.minimum(position, (start - 1).clamp(min=0)[:, None, None])  # the last key, again
-        rows = torch.arange(len(start), device=k.device)
-        keys = k[rows[:, None, None], position]  # [batch, touched, PAGE, kv_heads, head_size]
-        lowest[rows[:, None], page] = keys.amin(dim=2)
+        rows = torch.arange(len(start), device=start.device)
+        keys = at_slots(k, position.flatten(1).unsqueeze(1), lowest.dtype).transpose(1, 2).unflatten(1, (touched, PAGE))
+        lowest[rows[:, None], page] = keys.amin(dim=2)  # [batch, touched, kv_heads, head_size]
         highest[rows[:, None], page] = keys.amax(dim=2)
         pages = -(-k.shape[1] // PAGE)
         return lowest[:, :pages], highest[:, :pages]
@@ -125,7 +126,7 @@ class QuestAttention:
         self._read: list[Tensor | None] = []
         self._lists: list[Tensor | None] = []
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         if layer < DENSE_LAYERS:
             self._lists.append(None)
             self._read.append(None)

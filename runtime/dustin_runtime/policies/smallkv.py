@@ -13,6 +13,7 @@ from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Prompted, Signals, Verification
 from dustin_runtime.policies.draft_rows import DraftRowsPolicy
+from dustin_runtime.scaled import Held, at_slots
 from dustin_runtime.selection import ascending, eligible_positions, ranked
 
 MOST_COMPARED = 256
@@ -47,7 +48,7 @@ def important(prompted: Prompted, layer: int) -> Tensor:
         [query_heads, positions] bool, equally many in each row.
     """
     q = prompted.queries[layer]
-    mass = received_mass(q, prompted.cache.keys[layer, :, : prompted.length])[0].flatten(0, 1)
+    mass = received_mass(q, prompted.keys(layer))[0].flatten(0, 1)
     before = prompted.length - q.shape[1]
     mass = mass[:, :before] if before >= q.shape[1] else mass
     chosen = ranked(mass, torch.ones_like(mass, dtype=torch.bool), min(-(-mass.shape[1] // 4), MOST_COMPARED))
@@ -111,7 +112,7 @@ class SmallKVAttention:
         self.budget = budget
         self._tiers: list[tuple[Tensor, Tensor]] = []
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         heads = self.memory.heads[layer]  # [batch, query_heads]
         row = torch.arange(len(heads), device=heads.device)
         scores = self.received[row[:, None], heads].unflatten(1, (k.shape[2], -1)).sum(dim=2)
@@ -133,7 +134,7 @@ class SmallKVAttention:
         return self._tiers[layer][0]
 
 
-def stand_in(near: Tensor, weights: Tensor, v: Tensor, marginal: Tensor) -> Tensor:
+def stand_in(near: Tensor, weights: Tensor, v: Held, marginal: Tensor) -> Tensor:
     """Join attention to the tokens read in full with the draft's weights on marginal ones; all weights then sum to 1.
 
     The last drafted token has no weights, as the draft has not processed it: those of the one before serve.
@@ -148,8 +149,7 @@ def stand_in(near: Tensor, weights: Tensor, v: Tensor, marginal: Tensor) -> Tens
     """
     tokens, depth, kv_heads = near.shape[1], weights.shape[3], v.shape[2]
     weights = torch.cat((weights, weights[..., -1:].expand(-1, -1, -1, tokens - depth)), dim=3)
-    index = marginal.clamp(min=0).unsqueeze(3).expand(-1, -1, -1, v.shape[3])
-    values = v.transpose(1, 2).gather(2, index).float()  # [batch, kv_heads, marginal, head_size]
+    values = at_slots(v, marginal.clamp(min=0), torch.float32).float()  # [batch, kv_heads, marginal, head_size]
     far = weights.transpose(2, 3).unflatten(1, (kv_heads, -1)) @ values.unsqueeze(2)
     far = far.flatten(1, 2).transpose(1, 2)  # [batch, tokens, query_heads, head_size]
     own = 1 - weights.sum(dim=2).transpose(1, 2).unsqueeze(3)

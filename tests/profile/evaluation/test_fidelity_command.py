@@ -194,3 +194,19 @@ def test_another_scaling_is_another_input(tiny_pair: TinyPair, config: Path, tmp
     save_config(served.model_copy(update={"rope": RopeScaling(type="linear", factor=2.0)}), stretched)
     other = fidelity(tiny_pair, stretched, tmp_path, *options, "--rope", "linear:2")
     assert other.code == CONFLICT and "rope" in other.err
+
+
+def test_an_8_bit_cache_has_a_row_of_its_own(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
+    asked = ("--budget", 64, *methods("dustin"))
+    assert fidelity(tiny_pair, config, tmp_path, *asked).code == 0
+    assert fidelity(tiny_pair, config, tmp_path, *asked, "--kv-dtype", "fp8").code == CONFLICT  # other results
+    found = fidelity(tiny_pair, config, tmp_path / "fp8", *asked, "--kv-dtype", "fp8")
+    assert found.code == 0, found.err
+    document = read_json(tmp_path / "fp8" / "fidelity" / "results.json")
+    assert document["inputs"]["kv_dtype"] == "float8_e4m3fn"
+    served = document["summary"]["full-served"]
+    assert served["kl"]["mean"] > 0 and served["arr"]["mean"] == pytest.approx(1)
+    markdown = (tmp_path / "fp8" / "fidelity" / "results.md").read_text()
+    assert "| full, 8-bit cache |" in markdown and "8-bit" in found.out
+    assert "policies over a float8_e4m3fn cache of the target" in markdown
+    assert fidelity(tiny_pair, config, tmp_path / "fp4", *asked, "--kv-dtype", "fp4").code == USAGE

@@ -59,7 +59,9 @@ def texts(document: str) -> list[list[int]]:
     return [row["tokens"] for row in found["rows"]]
 
 
-@pytest.mark.parametrize("options", [[], ["--temperature", "1.2", "--top-p", "0.9", "--batch", "1"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--temperature", "1.2", "--top-p", "0.9", "--batch", "1"], ["--kv-dtype", "fp8"]]
+)
 def test_the_text_is_that_of_one_process_and_said_once(
     options: list[str], tiny_pair: TinyPair, config: Path, two_ranks: RankPool
 ) -> None:
@@ -150,7 +152,9 @@ def altered(model: Path, folder: Path, **fields: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("options", [[], ["--temperature", "1.2", "--top-p", "0.9", "--batch", "1"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--temperature", "1.2", "--top-p", "0.9", "--batch", "1"], ["--kv-dtype", "fp8"]]
+)
 def test_a_pipeline_writes_the_text_of_one_process(
     options: list[str], tiny_pair: TinyPair, config: Path, two_ranks: RankPool
 ) -> None:
