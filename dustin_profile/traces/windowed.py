@@ -23,6 +23,7 @@ from dustin_runtime.files import digest, write_json
 from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.prefill import chunk_for, prefill
+from dustin_runtime.scaled import Held, plain
 
 VERSION = 1
 Windowed = Mapping[str, Mapping[int, Tensor]]
@@ -100,7 +101,8 @@ def _windowed(budget: int) -> Attention:
     """Every token attends to itself, the first `STREAMING_SINK` and the last tokens before it, `budget` in all."""
     sink = min(STREAMING_SINK, budget - 1)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
+        k, v = plain(k, q.dtype), plain(v, q.dtype)
         at = (start.unsqueeze(1) + torch.arange(q.shape[1], device=q.device)).unsqueeze(2)
         column = torch.arange(k.shape[1], device=q.device)
         seen = (column <= at) & ((column < sink) | (column >= at - (budget - sink)))
