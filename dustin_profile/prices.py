@@ -23,6 +23,7 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
     Raises:
         MissingError: the pair is not a known one, and its configs cannot be read.
         CapacityError: prompts exceed a model's context.
+        UsageError: the target cannot be split as asked.
     """
     target, draft = pair_shapes(settings, choice)
     data, heads = settings.data, settings.heads
@@ -44,6 +45,7 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
             needle_mean_length=round(mean(heads.lengths)),
             device=device,
             element_bytes=element_bytes,
+            tensor_parallel=heads.tensor_parallel,
         )
         shared = {"device": device.name, "element_bytes": element_bytes}
         rows += [shared | stage._asdict() for stage in priced if stage.stage in stages]
@@ -52,6 +54,7 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
         "pair": choice.name,
         "target": {"id": choice.target, "parameters": target.parameters, "layers": target.layers},
         "draft": {"id": choice.draft, "parameters": draft.parameters, "layers": draft.layers},
+        "tensor_parallel": heads.tensor_parallel,
         "stages": rows,
     }
 

@@ -40,6 +40,8 @@ class Score(NamedTuple):
 class Prober:
     """Runs needle prompts through one model, keeping the parts of the cache that consecutive prompts share.
 
+    All ranks that a model is split over run the same prompts, and come to the same scores.
+
     Args:
         rows: prompts whose answers are generated together.
     """
@@ -123,7 +125,7 @@ class Prober:
         ids = sample.ids
         response = self.decode(answer)
         if self.decoder and not self.accept(response, sample.needle):
-            nothing = torch.zeros(self.model.shape.layers, self.model.shape.query_heads)
+            nothing = torch.zeros(self.model.shape.layers, self.model.whole.query_heads)
             return Score(False, response, nothing, nothing)
         mass = self._span_mass(row, [ids[-1], *answer[:-1]], len(ids) - 1, sample.span)
         _require_finite(mass, sample)
@@ -133,19 +135,23 @@ class Prober:
         return Score(True, response, mass @ copies.clamp(max=1) / steps, mass @ copies / steps)
 
     def _span_mass(self, row: int, tokens: list[int], start: int, span: Sequence[int]) -> Tensor:
-        """Attention mass on `span` of every head and query: [layers, query_heads, len(tokens)] fp32, on the CPU."""
-        shape = self.model.shape
-        mass = torch.zeros(shape.layers, shape.query_heads, len(tokens), device=self.model.device)
+        """Attention mass on `span` of every head and query: [layers, query_heads, len(tokens)] fp32, on the CPU.
+
+        Of a model that is split each rank finds that of its own heads, and all have the whole.
+        """
+        model = self.model
+        mass = torch.zeros(model.shape.layers, model.whole.query_heads, len(tokens), device=model.device)
+        own = mass[:, model.query_heads.start : model.query_heads.stop]
         position = torch.arange(start, start + len(tokens), device=self.model.device).unsqueeze(0)
         answer = torch.tensor(span, device=self.model.device)
 
         def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, begin: Tensor) -> Tensor:
-            mass[layer] = rows_at(q, k, position)[0].flatten(0, 1).index_select(2, answer).sum(dim=2)
+            own[layer] = rows_at(q, k, position)[0].flatten(0, 1).index_select(2, answer).sum(dim=2)
             return dense_attention(layer, q, k, v, begin)
 
         ids, begin = torch.tensor([tokens], device=self.model.device), position[:, 0]
         self.model.forward(ids, begin, self.cache.row(row), observe, extent=start + len(tokens))
-        return mass.cpu()
+        return model.summed(mass).cpu()
 
 
 def _require_finite(values: Tensor, sample: Sample) -> None:

@@ -434,7 +434,17 @@ def test_dry_runs_of_parts_and_of_other_models(tiny_pair: TinyPair, tmp_path: Pa
     assert "tiny-target" in shown.out
     prices = one_document(dustin_profile("srh", *tiny_pair.options, "--dry-run", "--length", "256", "--json"))
     assert {row["stage"] for row in prices["stages"]} == {"srh"}
+    assert prices["tensor_parallel"] == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_prices_a_split_target_in_one_process(tiny_pair: TinyPair, tmp_path: Path) -> None:
+    command = ["trace", *tiny_pair.options, "--dry-run", "--run-dir", tmp_path / "run", *TRACE, "--tensor-parallel"]
+    shown = " ".join(dustin_profile(*command, 2).out.split())
+    assert "the target split over 2 devices" in shown and "does not fit" not in shown
+    assert {row["devices"] for row in one_document(dustin_profile(*command, 2, "--json"))["stages"]} == {2}
+    refused = dustin_profile(*command, 4)
+    assert (refused.code, refused.error[:33]) == (2, "4 ranks cannot share 6 query head")
 
 
 @pytest.mark.parametrize(
