@@ -89,12 +89,14 @@ def pair_shapes(settings: Settings, choice: PairChoice) -> tuple[ModelShape, Mod
 
 
 def _devices(settings: Settings) -> list[tuple[Device, int]]:
-    """This processor, as measured now, in float32; and every GPU of the table in bfloat16."""
+    """This processor, as measured now, in float32, a team's processes sharing it; and every GPU of the table in
+    bfloat16."""
     wide = 2 if settings.models.dtype in ("bfloat16", "float16") else 4
     gpus = [
         (device, 4 if settings.models.dtype == "float32" else 2) for name, device in DEVICES.items() if name != "cpu"
     ]
-    here = [(measure_cpu(), wide)]
+    cpu, team = measure_cpu(), settings.heads.tensor_parallel
+    here = [(cpu._replace(flops_per_s=cpu.flops_per_s / team, bytes_per_s=cpu.bytes_per_s / team), wide)]
     return here if settings.models.device == "cpu" else here + gpus
 
 
