@@ -38,8 +38,9 @@ class Pipeline:
     """One run: models are loaded when a stage first needs them.
 
     Args:
-        ranks: the processes that share its prompts and documents. Each has the whole pair on a device of its own; the
-            first alone does what needs the results of all.
+        ranks: the processes that share its prompts and documents, each with a device of its own. Each has the whole
+            pair, or a team of them one target (and `self:N`) in parts, and the whole draft on each. The first alone
+            does what needs the results of all.
     """
 
     def __init__(self, settings: Settings, choice: PairChoice, ranks: Ranks = ALONE) -> None:
@@ -54,12 +55,16 @@ class Pipeline:
     @cached_property
     def pair(self) -> Pair:
         models = self.settings.models
-        return open_pair(self.choice.target, self.choice.draft, rope=models.rope, offline=models.offline)
+        pair = open_pair(self.choice.target, self.choice.draft, rope=models.rope, offline=models.offline)
+        self.ranks.share_in_team(pair.target_shape)  # refuses what cannot be split
+        return pair
 
     @cached_property
     def target(self) -> Decoder:
         say(f"loading target {self.pair.target_id}")
-        return self.pair.load_target(self.dtype, self.device)
+        over = self.ranks.team_collectives(self.device)
+        with self.ranks.alike(loading=True):  # a draft may borrow what others of a team hold
+            return self.pair.load_target(self.dtype, self.device, over)
 
     @cached_property
     def draft(self) -> Decoder:
@@ -75,12 +80,14 @@ class Pipeline:
         settings = self.settings.heads
         with self.ranks.alike(loading=True):
             prompts = HeadPrompts(self.pair, settings)
-        sides: tuple[tuple[str, Mode, Callable[[], Decoder]], ...] = (
-            ("target", settings.mode, lambda: self.target),
-            ("draft", settings.draft_mode, lambda: self.draft),
+        # Each rank has the whole draft, unless that is a part of the target.
+        of_draft = self.ranks.in_teams(1) if self.pair.draft_source else self.ranks
+        sides: tuple[tuple[str, Mode, Callable[[], Decoder], Ranks], ...] = (
+            ("target", settings.mode, lambda: self.target, self.ranks),
+            ("draft", settings.draft_mode, lambda: self.draft, of_draft),
         )
         found = []
-        for side, mode, model in sides:
+        for side, mode, model, ranks in sides:
             with self._timed(f"heads_{side}", self.ranks):
                 path = find_heads(
                     self.run_dir / "srh",
@@ -92,7 +99,7 @@ class Pipeline:
                     settings,
                     prompts,
                     self.settings.overwrite,
-                    self.ranks,
+                    ranks,
                     self.rows if mode == "generate" else 1,
                 )
             self.ranks.once(partial(_show, path))

@@ -23,6 +23,7 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
     Raises:
         MissingError: the pair is not a known one, and its configs cannot be read.
         CapacityError: prompts exceed a model's context.
+        UsageError: the target cannot be split as asked.
     """
     target, draft = pair_shapes(settings, choice)
     data, heads = settings.data, settings.heads
@@ -45,6 +46,7 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
             needle_mean_length=round(mean(heads.lengths)),
             device=device,
             element_bytes=element_bytes,
+            tensor_parallel=heads.tensor_parallel,
         )
         if "latency" in stages:
             priced[2:] = _timed(settings, choice, target, draft, priced[2], device, element_bytes)
@@ -55,6 +57,7 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
         "pair": choice.name,
         "target": {"id": choice.target, "parameters": target.parameters, "layers": target.layers},
         "draft": {"id": choice.draft, "parameters": draft.parameters, "layers": draft.layers},
+        "tensor_parallel": heads.tensor_parallel,
         "stages": rows,
     }
 
@@ -130,12 +133,14 @@ def pair_shapes(settings: Settings, choice: PairChoice) -> tuple[ModelShape, Mod
 
 
 def _devices(settings: Settings) -> list[tuple[Device, int]]:
-    """This processor, as measured now, in float32; and every GPU of the table in bfloat16."""
+    """This processor, as measured now, in float32, a team's processes sharing it; and every GPU of the table in
+    bfloat16."""
     wide = 2 if settings.models.dtype in ("bfloat16", "float16") else 4
     gpus = [
         (device, 4 if settings.models.dtype == "float32" else 2) for name, device in DEVICES.items() if name != "cpu"
     ]
-    here = [(measure_cpu(), wide)]
+    cpu, team = measure_cpu(), settings.heads.tensor_parallel
+    here = [(cpu._replace(flops_per_s=cpu.flops_per_s / team, bytes_per_s=cpu.bytes_per_s / team), wide)]
     return here if settings.models.device == "cpu" else here + gpus
 
 

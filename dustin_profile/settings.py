@@ -62,6 +62,9 @@ class HeadSettings:
     rows: int | None = option(
         None, "Prompts that are continued together, needles' and documents'; default: 8 on a GPU, 1 on a CPU."
     )
+    tensor_parallel: int = option(
+        1, "Processes of torchrun that split one target: each team of so many neighbours is dealt work as one."
+    )
     stop_when_stable: bool = option(
         False, "Stop at fewer prompts once halves of the needles rank the same heads first."
     )
@@ -224,6 +227,7 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         "--least-documents": data.least_documents,
         "--continuation": data.continuation,
         "--rows": _given(heads.rows, 1),
+        "--tensor-parallel": heads.tensor_parallel,
         "--windows": data.windows,
         "--width": width,
         "--draft-layers": search.draft_layers,
@@ -303,6 +307,20 @@ def steps_to_time(settings: Settings, choice: PairChoice) -> StepsToTime:
             )
     depths = steps.draft_tokens or tuple(depth for depth in _DEPTHS if depth <= choice.depth) or (choice.depth,)
     return StepsToTime(tuple(sorted(set(budgets))), tuple(sorted(set(depths))))
+
+
+def require_teams(size: int, processes: int) -> None:
+    """Refuse teams of a size that the processes of the run do not divide into.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    if processes % size:
+        started = "this is one process" if processes == 1 else f"{processes} processes do not divide into teams of it"
+        raise UsageError(
+            f"--tensor-parallel {size}: {started}; start a multiple of {size} with "
+            "torchrun --nproc-per-node N -m dustin_profile"
+        )
 
 
 def by_flag(settings: Settings) -> dict[str, object]:

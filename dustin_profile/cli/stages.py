@@ -21,6 +21,7 @@ from dustin_profile.settings import (
     by_flag,
     check_settings,
     choose_pair,
+    require_teams,
 )
 from dustin_runtime.parallel.environment import rank, world_size
 
@@ -180,18 +181,24 @@ class Run:
 
             go_offline()
         if alone:
-            self.checked()  # before torch is imported
+            self._startable()  # before torch is imported
         from dustin_profile.pipeline import Pipeline
         from dustin_profile.rundir import held
         from dustin_runtime.parallel.ranks import joined
 
         with joined() as ranks:
             with ranks.alike():
-                settings, choice = self.checked()
-                pipeline = Pipeline(settings, choice, ranks)
+                settings, choice = self._startable()
+                pipeline = Pipeline(settings, choice, ranks.in_teams(settings.heads.tensor_parallel))
             ranks.agree(_facts(settings, pipeline.device))
             with held(settings.run_dir, ranks):
                 yield pipeline
+
+    def _startable(self) -> tuple[Settings, PairChoice]:
+        """As `checked`, with the processes that there are."""
+        settings, choice = self.checked()
+        require_teams(settings.heads.tensor_parallel, world_size())
+        return settings, choice
 
     def price(self, as_json: bool, stages: tuple[str, ...]) -> None:
         """Print what stages would cost, on one device."""

@@ -111,7 +111,9 @@ def eval_table(results: dict[str, Any]) -> None:
 
 def price_table(prices: dict[str, Any]) -> None:
     """What a dry run found."""
-    title = f"{prices['pair']}: {prices['target']['id']} with {prices['draft']['id']}"
+    title, team = f"{prices['pair']}: {prices['target']['id']} with {prices['draft']['id']}", prices["tensor_parallel"]
+    if team > 1:
+        title += f", the target split over {team} devices"
     table = Table(title=title, box=None, header_style="bold", title_justify="left")
     for name in ("device", "stage", "time", "memory", "devices", "disk"):
         table.add_column(name, justify="left" if name in ("device", "stage") else "right")
@@ -122,18 +124,18 @@ def price_table(prices: dict[str, Any]) -> None:
             row["stage"],
             duration(row["seconds"]),
             size(row["gpu_bytes"]),
-            _devices(row),
+            _devices(row, team),
             size(row["disk_bytes"]),
         )
         previous = row["device"]
     _print(table)
 
 
-def _devices(row: dict[str, Any]) -> str:
-    """How many devices a stage needs; this version runs on one."""
+def _devices(row: dict[str, Any], team: int) -> str:
+    """How many devices a stage needs: those of a team, or more where its parts do not fit."""
     if not row["gpu_bytes"]:
         return ""
-    if row["device"] == "this cpu" and row["devices"] > 1:
+    if row["device"] == "this cpu" and row["devices"] > team:
         return "does not fit"
     return str(row["devices"])
 
