@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dustin_profile.choices import Mode
 from dustin_profile.progress import say
-from dustin_profile.settings import PairChoice, Settings, steps_to_time
+from dustin_profile.settings import PairChoice, Settings, default_rows, steps_to_time
 from dustin_profile.srh.stage import HeadPrompts, find_heads, read_heads, summarise
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.stage import calibration, collect_traces, evaluation_heads
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from dustin_profile.search.stopping import Decision
     from dustin_profile.traces.windowed import Windowed
     from dustin_runtime.models.decoder import Decoder
-
-GPU_ROWS = 8
-"""Prompts that a GPU continues together: one token of all costs little more than of one, for the weights are read."""
 
 
 class Pipeline:
@@ -50,7 +47,7 @@ class Pipeline:
         self.run_dir = settings.run_dir
         self.device = pick_device(ranks.device(settings.models.device))
         self.dtype = pick_dtype(settings.models.dtype, self.device)
-        self.rows = settings.heads.rows or (1 if self.device == "cpu" else GPU_ROWS)
+        self.rows = settings.heads.rows or default_rows(self.device)
 
     @cached_property
     def pair(self) -> Pair:

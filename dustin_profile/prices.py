@@ -6,7 +6,7 @@ import time
 from statistics import mean
 from typing import Any
 
-from dustin_profile.settings import PairChoice, Settings, steps_to_time
+from dustin_profile.settings import PairChoice, Settings, default_rows, steps_to_time
 from dustin_runtime.models.shape import ModelShape, check_context
 from dustin_runtime.pricing import DEVICES, Device, StagePrice, devices_needed, price_profile, weights_bytes
 
@@ -47,6 +47,7 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
             device=device,
             element_bytes=element_bytes,
             tensor_parallel=heads.tensor_parallel,
+            rows=heads.rows or default_rows(device.name),
         )
         if "latency" in stages:
             priced[2:] = _timed(settings, choice, target, draft, priced[2], device, element_bytes)

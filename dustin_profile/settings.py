@@ -29,6 +29,15 @@ def option(default: Any, help: str, flag: str | None = None) -> Any:
     return field(default=default, metadata={"help": help, "flag": flag})
 
 
+GPU_ROWS = 8
+"""Prompts that a GPU continues together: one token of all costs little more than of one, for the weights are read."""
+
+
+def default_rows(device: str) -> int:
+    """Of `HeadSettings.rows`, by a device's name."""
+    return 1 if device.endswith("cpu") else GPU_ROWS
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """Which pair, and how it is run."""

@@ -3,7 +3,7 @@
 A price is a floor from arithmetic and bandwidth: prefill runs at the device's matrix rate, decoding at its memory
 rate. Left out: loading weights, tokenizing, launch overhead (it dominates the decoding of small models), activations
 (under a tenth of the device, which is kept free), and the spread of lengths (attention grows with their square). A
-draft made of the target's own layers is priced as if it had its own weights. One document is processed at a time, so
+draft made of the target's own layers is priced as if it had its own weights. One document is prefilled at a time, so
 a model that is spread over several devices runs its layers in turn: more devices bring memory, not speed. Only where
 each has a part of every layer of the target (`tensor_parallel`) do they share its work; their sums are left out.
 
@@ -151,6 +151,7 @@ def price_profile(
     device: Device,
     element_bytes: int,
     tensor_parallel: int = 1,
+    rows: int = 1,
 ) -> list[StagePrice]:
     """Price the stages `srh`, `trace` and `search`.
 
@@ -164,6 +165,7 @@ def price_profile(
         device: see `DEVICES`.
         element_bytes: bytes of a weight or KV element: 2 for bf16, 4 for fp32.
         tensor_parallel: devices that share the target, each of which has a whole draft: the price is that of one team.
+        rows: prompts that the target continues together, each reading its own cache, all the same weights.
 
     Raises:
         UsageError: the target cannot be shared by so many.
@@ -187,18 +189,22 @@ def price_profile(
     def resident(tokens: int) -> list[int]:
         """Of each model, on one device."""
         return [
-            weights * element_bytes + shape.kv_bytes(tokens, element_bytes)
-            for weights, shape in zip(parameters, pair, strict=True)
+            weights * element_bytes + together * shape.kv_bytes(tokens, element_bytes)
+            for weights, shape, together in zip(parameters, pair, (rows, 1), strict=True)
         ]
+
+    def decoded(shape: ModelShape, tokens: int, together: int) -> float:
+        """Seconds of one token of one row."""
+        return decode_seconds(shape, together * tokens, device, element_bytes) / together
 
     # The draft's prompts are dealt to all devices of a team.
     needle_seconds = sum(
         (
             prefill_seconds(shape, needle_mean_length, device)
-            + ANSWER_TOKENS * decode_seconds(shape, needle_mean_length, device, element_bytes)
+            + ANSWER_TOKENS * decoded(shape, needle_mean_length, together)
         )
         / shared
-        for shape, shared in zip(pair, (1, team), strict=True)
+        for shape, shared, together in zip(pair, (1, team), (rows, 1), strict=True)
     )
     # One model after the other, so the larger one decides the memory.
     srh = row(
@@ -209,7 +215,7 @@ def price_profile(
     stored = trace_bytes(target_shape, draft_shape, prefix=prefix, windows=windows)
     document_seconds = (
         sum(prefill_seconds(shape, context, device) for shape in pair)
-        + continuation * decode_seconds(here, prefix, device, element_bytes)
+        + continuation * decoded(here, prefix, rows)
         + sum(prefill_seconds(shape, continuation, device, cached=context) for shape in pair)
     )
     trace = row(

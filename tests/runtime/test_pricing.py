@@ -55,6 +55,16 @@ def profile(alias: str, device: str = "h100", **changes: int) -> dict[str, Stage
     return {row.stage: row for row in rows}
 
 
+def test_prompts_continued_together_share_the_weights_and_need_a_cache_each() -> None:
+    alone, together = profile("qwen7b:0.5b"), profile("qwen7b:0.5b", rows=8)
+    target = find_pair("qwen7b:0.5b").target.shape
+    caches = 7 * target.kv_bytes(13500 + 512, 2)
+    assert together["trace"].gpu_bytes - alone["trace"].gpu_bytes == caches
+    device = DEVICES["h100"]
+    saved = decode_seconds(target, 0, device, 2) * (1 - 1 / 8)  # of every token
+    assert alone["trace"].seconds - together["trace"].seconds == pytest.approx(50 * 512 * saved)
+
+
 def test_weights_bytes_of_a_72b_model() -> None:
     assert weights_bytes(find_pair("qwen72b:0.5b").target.shape, 2) == pytest.approx(145.4e9, rel=0.01)
 
