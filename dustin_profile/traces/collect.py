@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from dustin_profile.choices import Lookahead
+from dustin_profile.traces.trajectories import Trajectories
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import attention_rows
 from dustin_runtime.cache import KVCache
 from dustin_runtime.errors import NothingMeasuredError
-from dustin_runtime.greedy import GreedyDecoder
 from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.parallel.watch import LONG
 from dustin_runtime.prefill import chunk_for, prefill
@@ -248,43 +248,6 @@ class Collector:
         tokens = torch.tensor([ids], device=model.device)
         position = torch.tensor([start], device=model.device)
         return model.forward(tokens, position, cache, attend, extent=start + len(ids))
-
-
-class Trajectories:
-    """What is forced behind prompts: a given answer, or the target's own greedy continuation.
-
-    Args:
-        rows: prompts that are continued together.
-        count: tokens of a continuation at most.
-
-    Attributes:
-        cache: [rows], with the prompts in it.
-    """
-
-    def __init__(
-        self, target: Decoder, rows: int, capacity: int, count: int, stop_ids: frozenset[int], vocab: int
-    ) -> None:
-        self.target = target
-        self.count = count
-        self.stop_ids = stop_ids
-        self.cache = target.cache(rows, capacity)
-        self._decoder = GreedyDecoder(target, self.cache, vocab, count)
-
-    @torch.inference_mode()
-    def __call__(self, group: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> list[list[int]]:
-        """The continuations of as many prompts as there are rows, or fewer; each with the answer that is given."""
-        chunk = chunk_for(self.target.device)
-        last = [prefill(self.target, self.cache.row(row), prompt, chunk=chunk) for row, (prompt, _) in enumerate(group)]
-        if all(answer is not None for _, answer in group):
-            own: list[list[int]] = [[] for _ in group]
-        else:
-            own = self._decoder(
-                torch.stack(last), [len(prompt) for prompt, _ in group], lambda tokens: tokens[-1] in self.stop_ids
-            )
-        return [
-            found if answer is None else list(answer)[: self.count]
-            for found, (_, answer) in zip(own, group, strict=True)
-        ]
 
 
 def _held(model: Decoder, heads: Heads) -> Heads:
