@@ -42,13 +42,13 @@ EIGHTHS = range(9)
 """Fixed m, of all that is free."""
 DEFAULT_CELLS: tuple[dict[str, Any], ...] = (
     *({"method": name} for name in ADAPTIVE),
-    {"method": "dustin-merged", "weight": 0.25},
-    {"method": "dustin-merged", "weight": 0.75},
+    *({"method": "dustin-merged", "weight": weight} for weight in (0.25, 0.5, 0.75, 0.875)),
     {"method": "dustin-merged", "scale": "rank"},
     {"method": "dustin-merged", "combine": "max"},
     {"method": "dustin-marginal", "combine": "max"},
     {"method": "dustin-feedback", "rate": 0.02},
     {"method": "dustin-feedback", "handicap": 1},
+    {"method": "dustin-feedback", "handicap": 16},
 )
 FITTED: tuple[dict[str, Any], ...] = tuple({"method": name, "fitted": True} for name in ADAPTIVE)
 

@@ -89,7 +89,10 @@ def fit_split(documents: Documents, selection: Selection) -> Split:
 
 
 def fit_weight(documents: Documents, selection: Selection) -> float:
-    """The weight of lookahead in a merged ranking with the best mean ARR, the smallest of equals."""
+    """The weight of lookahead in a merged ranking with the best mean ARR, the smallest of equals.
+
+    The embedded pair's KL asks for more lookahead than its ARR does: `tools/study_splits.py` compares weights by both.
+    """
     return WEIGHTS[_best(documents, [DustinMerged(_with(selection, weight=weight)) for weight in WEIGHTS])]
 
 

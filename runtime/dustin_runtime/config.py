@@ -97,7 +97,12 @@ class PowerLaw(_Strict):
 class Split(_Strict):
     """How the budget is split between lookahead and history by the methods that have no fixed m."""
 
-    weight: float = Field(default=0.5, ge=0, le=1, description="dustin-merged: of lookahead; the rest is history's")
+    weight: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="dustin-merged: of lookahead, not history; None is m / (budget - sink - window), 1/8 to 7/8",
+    )
     scale: Literal["sum", "rank"] = Field(
         default="sum", description="dustin-merged: scores over their sum, or over the last that would be kept alone"
     )

@@ -13,7 +13,7 @@ from dustin_runtime.config import LayerHeads, PowerLaw, Selection, Split
 from dustin_runtime.method_names import ADAPTIVE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies import make_policy
-from dustin_runtime.policies.adaptive_split import SplitFeedback
+from dustin_runtime.policies.adaptive_split import SplitFeedback, weight_of
 from dustin_runtime.selection import select
 
 SHAPE = ModelShape(
@@ -107,13 +107,15 @@ def over_last(values: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("combine", ["sum", "max"])
 @pytest.mark.parametrize("scale", ["sum", "rank"])
-@pytest.mark.parametrize("weight", [0.25, 0.5])
-def test_merged_keeps_the_best_of_the_weighted_scores(weight: float, scale: str, combine: str) -> None:
+@pytest.mark.parametrize("weight", [None, 0.25, 0.5])
+def test_merged_keeps_the_best_of_the_weighted_scores(weight: float | None, scale: str, combine: str) -> None:
     split = Split(weight=weight, scale=scale, combine=combine)  # type: ignore[arg-type]
     normalised = share if scale == "sum" else over_last
 
+    w = 5 / FREE if weight is None else weight
+
     def joined(ahead: Tensor, past: Tensor) -> Tensor:
-        terms = weight * normalised(ahead), (1 - weight) * normalised(past)
+        terms = w * normalised(ahead), (1 - w) * normalised(past)
         return terms[0] + terms[1] if combine == "sum" else torch.maximum(*terms)
 
     for seed in range(4):
@@ -122,6 +124,13 @@ def test_merged_keeps_the_best_of_the_weighted_scores(weight: float, scale: str,
             given.ahead += 0.125
             given.past += 0.125
         assert chosen("dustin-merged", given, split=split) == by_one_ranking(given, joined)
+
+
+@pytest.mark.parametrize(("m", "weight"), [(0, 1 / 8), (1, 1 / 8), (5, 5 / FREE), (FREE - 1, 7 / 8), (FREE, 7 / 8)])
+def test_a_weight_that_is_not_given_is_that_of_m_but_silences_nothing(m: int, weight: float) -> None:
+    assert weight_of(selection(m)) == weight
+    policy = make_policy("dustin-merged", selection(m))
+    assert policy.uses_history and policy.uses_lookahead
 
 
 def test_a_merged_ranking_of_one_signal_alone_is_that_signals(monkeypatch: pytest.MonkeyPatch) -> None:

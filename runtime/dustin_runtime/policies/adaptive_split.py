@@ -28,6 +28,16 @@ def split_of(selection: Selection) -> Split:
     return selection.split or Split()
 
 
+def weight_of(selection: Selection) -> float:
+    """Of lookahead in a merged ranking: as configured, or what the searched m says of the pair.
+
+    An m at its end, which another budget may have brought there, must not silence a signal: that costs the few tokens
+    that only the other one names.
+    """
+    weight, free = split_of(selection).weight, selection.budget - selection.sink - selection.window
+    return min(max(selection.m / free, 1 / 8), 7 / 8) if weight is None else weight
+
+
 def shares(scores: Tensor, eligible: Tensor) -> Tensor:
     """Scores over their sum, 0 where not eligible.
 
@@ -47,13 +57,13 @@ def over_last(scores: Tensor, eligible: Tensor, count: int) -> Tensor:
 
 def merged(lookahead: Tensor, history: Tensor, eligible: Tensor, selection: Selection) -> Tensor:
     """[B, N] fp32: both scores on one scale, weighted; their sum or the larger one."""
-    split = split_of(selection)
+    split, weight = split_of(selection), weight_of(selection)
     if split.scale == "sum":
         ahead, past = shares(lookahead, eligible), shares(history, eligible)
     else:
         free = selection.budget - selection.sink - selection.window
         ahead, past = over_last(lookahead, eligible, free), over_last(history, eligible, free)
-    return _joined(split.weight * ahead, (1 - split.weight) * past, split.combine)
+    return _joined(weight * ahead, (1 - weight) * past, split.combine)
 
 
 def calibrated(lookahead: Tensor, history: Tensor, eligible: Tensor, selection: Selection) -> Tensor:
@@ -152,12 +162,12 @@ class DustinMerged(_OneRanking):
     @property
     def uses_history(self) -> bool:
         assert self.selection is not None
-        return not self.selection.lookahead or split_of(self.selection).weight < 1
+        return not self.selection.lookahead or weight_of(self.selection) < 1
 
     @property
     def uses_lookahead(self) -> bool:
         assert self.selection is not None
-        return bool(self.selection.lookahead) and split_of(self.selection).weight > 0
+        return bool(self.selection.lookahead) and weight_of(self.selection) > 0
 
     def _scores(self, lookahead: Tensor, history: Tensor, eligible: Tensor) -> Tensor:
         assert self.selection is not None
