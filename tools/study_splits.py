@@ -48,7 +48,7 @@ DEFAULT_CELLS: tuple[dict[str, Any], ...] = (
     {"method": "dustin-marginal", "combine": "max"},
     {"method": "dustin-feedback", "rate": 0.02},
     {"method": "dustin-feedback", "handicap": 1},
-    {"method": "dustin-feedback", "handicap": 16},
+    {"method": "dustin-feedback", "handicap": 4},
 )
 FITTED: tuple[dict[str, Any], ...] = tuple({"method": name, "fitted": True} for name in ADAPTIVE)
 

@@ -119,7 +119,7 @@ class Split(_Strict):
         default=0.05, ge=0, le=1, description="dustin-feedback: of the free budget, the most that m moves in a step"
     )
     handicap: float = Field(
-        default=4, gt=0, description="dustin-feedback: what the attention on lookahead's tokens is multiplied by"
+        default=16, gt=0, description="dustin-feedback: what the attention on lookahead's tokens is multiplied by"
     )
 
 
