@@ -219,9 +219,9 @@ def test_queries_are_those_of_accepted_tokens(
     stepper = Stepper(target, target.first_layers(2), policy, policy.selection, 3, VOCAB)
     asked: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def spy(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
-        asked.append((q.clone(), layer.clone(), position.clone()))
-        return layer_mass(q, keys, layer, position)
+    def spy(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor, share: float | None) -> Tensor:
+        asked.extend((queries.clone(), one.clone(), position.clone()) for queries, one in zip(q, layer, strict=True))
+        return layer_mass(q, keys, layer, position, share)
 
     monkeypatch.setattr("dustin_runtime.policies.dustin_layers.layer_mass", spy)
     prompt = [5, 9, 30, 2, 11]
