@@ -137,9 +137,12 @@ def _sums(
     QUERIES: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, SHARE: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
-    """The same pieces: normalised rows, summed. Keys are the rows of the product, so a sum stays within a warp."""
+    """The same pieces, the last first, whose keys may still lie in the L2: normalised rows, summed.
+
+    Keys are the rows of the product, so a sum stays within a warp."""
     column = tl.arange(0, D)
-    for piece in tl.range(tl.program_id(0), pieces, tl.num_programs(0), num_stages=1):
+    for turn in tl.range(tl.program_id(0), pieces, tl.num_programs(0), num_stages=1):
+        piece = pieces - 1 - turn
         chunk, asking, sequence, head, of_head, own_scale = _piece(
             piece, layers, key_scales, chunks, kv_heads, batch, k_layer, k_batch, k_head, s_layer, s_batch, scale,
             SCALED,
@@ -189,7 +192,7 @@ class Tiling(NamedTuple):
 def tiling(rows: int, element_bytes: int) -> Tiling:
     """Choose by the rows of a KV head and the size of a query's element."""
     if element_bytes > 2:  # not for matrix units: both factors of a tile are held in registers
-        return Tiling(max(16, next_power_of_2(rows)), 32, 4, 2)
+        return Tiling(max(16, next_power_of_2(rows)), 16, 8, 2)
     tile = max(64, next_power_of_2(rows))
     return Tiling(tile, 128 if tile == 64 else 64, 4 if tile == 64 else 8, 3)
 
@@ -207,10 +210,11 @@ def layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor, programs:
     """
     queries = queries_at_once(q.shape[-2] // keys.shape[3], q.itemsize)
     cuts = zip(q.split(queries, dim=-3), position.split(queries, dim=1), strict=True)
-    found = [_layer_mass(part, keys, layer, at.contiguous(), programs) for part, at in cuts]
-    total = found[0]
-    for more in found[1:]:
-        total += more
+    total: Tensor | None = None
+    for part, at in cuts:
+        found = _layer_mass(part, keys, layer, at.contiguous(), programs)
+        total = found if total is None else total.add_(found)
+    assert total is not None
     return total
 
 

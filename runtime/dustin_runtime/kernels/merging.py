@@ -75,7 +75,7 @@ def fits(shared: int, count: int, own: int) -> bool:
 
 def merge(shared: Tensor, candidates: Tensor, lengths: Tensor, own: int, window: int) -> Tensor:
     """Arguments and result as of `policies.dustin_layers.merge`."""
-    candidates = candidates.contiguous()
+    shared, candidates = shared.contiguous(), candidates.contiguous()
     layers, batch, lists, count = candidates.shape
     width = shared.shape[1] + own
     merged = torch.empty(layers, batch, lists, width, dtype=torch.int64, device=shared.device)
@@ -84,6 +84,6 @@ def merge(shared: Tensor, candidates: Tensor, lengths: Tensor, own: int, window:
     _merge[(layers * batch * lists,)](
         shared, candidates, lengths, merged, shared.stride(0), batch, lists, shared.shape[1], count, own, window,
         STEPS=shared.shape[1].bit_length(), CANDIDATES=next_power_of_2(count), OWN=taken, LIST=next_power_of_2(width),
-        TILE=32 * warps * 64 // taken if taken > 64 * warps else 32, num_warps=warps,
+        TILE=min(32, 1024 * warps // taken), num_warps=warps,
     )  # fmt: skip
     return merged

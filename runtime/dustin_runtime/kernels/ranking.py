@@ -89,9 +89,9 @@ def candidates(mass: Tensor, lengths: Tensor, count: int, *, sink: int, window: 
         CHUNK=chunk, MOST=most, CHUNKS=chunks, num_warps=chunk // 512,
     )  # fmt: skip
     total, width = chunks * most, next_power_of_2(count)
+    warps = 16 if total > 4096 else 8
     _rank[(every,)](
         found, found_bits, best, best_bits, order, sink, count,
-        COUNT=total, BLOCK=next_power_of_2(total), LIST=width, TILE=max(1, min(32, 32768 // width)),
-        num_warps=16 if total > 4096 else 8,
+        COUNT=total, BLOCK=next_power_of_2(total), LIST=width, TILE=min(32, 1024 * warps // width), num_warps=warps,
     )  # fmt: skip
     return order

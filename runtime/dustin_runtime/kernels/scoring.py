@@ -1,7 +1,7 @@
 """Attention mass of chosen heads on every position, for several layers, heads and queries at once.
 
-Reference: `dustin_runtime.attention.scoring.ScoredHeads.reference`. Two launches: the first reads each key once, keeps the
-logits (fp32) and finds every row's softmax normaliser; the second sums the normalised rows.
+Reference: `dustin_runtime.attention.scoring.ScoredHeads.reference`. Two launches: the first reads each key once, keeps
+the logits (fp32) and finds every row's softmax normaliser; the second sums the normalised rows.
 """
 
 from __future__ import annotations

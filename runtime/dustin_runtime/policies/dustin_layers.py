@@ -18,6 +18,7 @@ from dustin_runtime.policies.dustin import Dustin
 from dustin_runtime.scaled import Held, shown
 from dustin_runtime.selection import ascending, eligible_positions, ranked
 
+
 class Shares(NamedTuple):
     """How a budget is shared: protected and global tokens, `m` of them by lookahead, and a layer's own."""
 

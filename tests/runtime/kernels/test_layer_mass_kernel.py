@@ -89,4 +89,7 @@ def test_over_an_8_bit_cache(
         layers.append(Scaled(narrowed(one, scale).transpose(1, 2).contiguous().transpose(1, 2), scale))
     held: Held = Scaled(torch.stack([x.stored for x in layers]), torch.stack([x.scale for x in layers]))
     exact = torch.stack([plain(x, torch.float64).nan_to_num() for x in layers])
-    assert cases.error(layer_mass(q, held, layer, position), layer_mass_reference(q.double(), exact, layer, position)) < 1e-5
+    assert (
+        cases.error(layer_mass(q, held, layer, position), layer_mass_reference(q.double(), exact, layer, position))
+        < 1e-5
+    )
