@@ -1,6 +1,7 @@
 """Times of what `dustin-layers` adds to a step, kernels beside their torch references, on a GPU.
 
     python tools/bench_lists.py merge candidates layer_mass --batch 8 16
+    python tools/bench_lists.py layer_mass --batch 16 --context 32768 --tilings
 
 Each line says first whether the kernel's result is the reference's: lists entry by entry, sums within 1e-5 (norm of the
 error over that of the reference). Times are of CUDA graph replays, in microseconds; GB/s count what has to be read and
@@ -20,6 +21,9 @@ from torch import Tensor
 from dustin_runtime.attention.scoring import layer_mass_reference
 from dustin_runtime.bench.timing import graph_ms
 from dustin_runtime.kernels import processors
+from dustin_runtime.kernels.layer_mass import Tile, Tiling, layer_mass, tiling
+from dustin_runtime.kernels.merging import merge
+from dustin_runtime.kernels.ranking import candidates
 from dustin_runtime.policies.dustin_layers import candidates_reference, merge_reference
 from dustin_runtime.scaled import E4M3, Held, Scaled
 from dustin_runtime.selection import select
@@ -52,6 +56,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--share", type=float, nargs="+", default=[BESIDE_SHARE], help="of the processors, beside all")
     parser.add_argument("--fp8", action="store_true", help="keys in 8 bits")
+    parser.add_argument("--tilings", action="store_true", help="of layer_mass, the fastest others")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     wrong = 0
@@ -59,7 +64,8 @@ def main() -> None:
         for shape, batch, context in itertools.product(SHAPES, options.batch, options.context):
             if "layer_mass" in options.parts:
                 for queries in options.queries:
-                    wrong += not bench_mass(shape, batch, context, queries, options.share, options.fp8)
+                    kinds = (options.share, options.fp8, options.tilings)
+                    wrong += not bench_mass(shape, batch, context, queries, *kinds)
             for budget, lists in itertools.product(options.budget, sorted({1, shape.kv_heads})):
                 if "candidates" in options.parts:
                     wrong += not bench_candidates(shape, batch, context, budget, lists)
@@ -84,10 +90,10 @@ def lengths_of(batch: int, context: int) -> Tensor:
     return context - torch.arange(batch, device="cuda") * 7 % 61
 
 
-def bench_mass(shape: Shape, batch: int, context: int, queries: int, shares: list[float], fp8: bool) -> bool:
+def bench_mass(
+    shape: Shape, batch: int, context: int, queries: int, shares: list[float], fp8: bool, tilings: bool
+) -> bool:
     """One layer of every row."""
-    from dustin_runtime.kernels.layer_mass import layer_mass
-
     of_layer = batch * context * shape.kv_heads * HEAD_SIZE * (1 if fp8 else 2)
     layers = max(2, int(L2_BYTES // of_layer) + 1)
     keys = filled(layers, batch, shape.kv_heads, context, fp8)
@@ -98,15 +104,36 @@ def bench_mass(shape: Shape, batch: int, context: int, queries: int, shares: lis
     found, want = layer_mass(q, keys, turns[1], position), layer_mass_reference(q, keys, turns[1], position)
     error = float((found - want).norm() / want.norm())
 
-    def ours(programs: int | None) -> Work:
-        return lambda: [layer_mass(q, keys, layer, position, programs) for layer in turns]
+    def ours(programs: int | None, cut: Tiling | None = None) -> Work:
+        return lambda: [layer_mass(q, keys, layer, position, programs, cut) for layer in turns]
 
     kernels = {"all": ours(None)}
     kernels |= {f"{share:.0%}": ours(int(share * processors(q.device))) for share in shares}
     what = f"layer_mass {shape.name}, {batch} x {context}, {queries} queries{', fp8' if fp8 else ''}, error {error:.0e}"
     reference = lambda: layer_mass_reference(q, keys, turns[1], position)  # noqa: E731
     gigabytes = (2 * of_layer + 4 * found.numel()) / 1e9
-    return report(what, error < 1e-5, reference, kernels, gigabytes, layers)
+    equal = report(what, error < 1e-5, reference, kernels, gigabytes, layers)
+    if tilings and queries * shape.group <= 256:
+        programs = int(shares[0] * processors(q.device))
+        print_fastest(tiling(queries * shape.group, q.itemsize), lambda cut: ours(programs, cut), layers)
+    return equal
+
+
+def print_fastest(chosen: Tiling, work: Callable[[Tiling], Work], units: int) -> None:
+    """Other tilings of each launch, the other launch's as chosen, on the first share of the processors."""
+    for place in ("normalisers", "sums"):
+        found = []
+        for sizes in itertools.product((64, 128, 256), (4, 8), (2, 3, 4)):
+            tile = Tile(*sizes)
+            try:
+                ms = graph_ms(work(chosen._replace(**{place: tile})), 10, units=units).ms
+            except Exception as error:  # too much shared memory
+                if "out of resource" not in str(error).lower():
+                    raise
+                continue
+            found.append((1e3 * ms, tile == getattr(chosen, place), tile))
+        for us, is_chosen, tile in sorted(found)[:4] + [one for one in sorted(found)[4:] if one[1]]:
+            print(f"        {us:9.1f} us  {place} {tuple(tile)}{' chosen' if is_chosen else ''}", flush=True)
 
 
 def filled(layers: int, batch: int, kv_heads: int, context: int, fp8: bool) -> Held:
@@ -124,8 +151,6 @@ def few_and_many(*size: int) -> Tensor:
 
 def bench_candidates(shape: Shape, batch: int, context: int, budget: int, lists: int) -> bool:
     """Of one layer of every row."""
-    from dustin_runtime.kernels.ranking import candidates
-
     mass, lengths, count = few_and_many(1, batch, lists, context), lengths_of(batch, context), budget - SINK - WINDOW
     sizes = {"sink": SINK, "window": WINDOW}
     equal = torch.equal(
@@ -139,8 +164,6 @@ def bench_candidates(shape: Shape, batch: int, context: int, budget: int, lists:
 
 def bench_merge(shape: Shape, batch: int, context: int, budget: int, lists: int) -> bool:
     """Of all layers, half of the free budget their own."""
-    from dustin_runtime.kernels.merging import merge
-
     free, lengths = budget - SINK - WINDOW, lengths_of(batch, context)
     own = free // 2
     ranked = torch.stack(

@@ -1,5 +1,7 @@
-"""The scores of a step. On a GPU they are computed beside the drafting, which leaves most of the bandwidth unused; what a
-policy does before the drafting, and behind the target's last layer, goes the same way."""
+"""The scores of a step. On a GPU they are computed beside the drafting, which leaves most of the bandwidth unused.
+
+What a policy does before the drafting, and behind the target's last layer, goes the same way.
+"""
 
 from __future__ import annotations
 

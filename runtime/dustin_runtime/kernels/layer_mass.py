@@ -180,21 +180,31 @@ def _sums(
             tl.store(of_out + key, tl.zeros([KEYS], tl.float32), mask=key < end)
 
 
-class Tiling(NamedTuple):
-    """Rows and keys of a tile."""
+class Tile(NamedTuple):
+    """Keys of a tile of one launch, and what its programs take."""
 
-    rows: int
     keys: int
     warps: int
     stages: int
 
 
+class Tiling(NamedTuple):
+    """Rows of a tile, and the rest of it in each launch."""
+
+    rows: int
+    normalisers: Tile
+    sums: Tile
+
+
 def tiling(rows: int, element_bytes: int) -> Tiling:
     """Choose by the rows of a KV head and the size of a query's element."""
     if element_bytes > 2:  # not for matrix units: both factors of a tile are held in registers
-        return Tiling(max(16, next_power_of_2(rows)), 16, 8, 2)
-    tile = max(64, next_power_of_2(rows))
-    return Tiling(tile, 128 if tile == 64 else 64, 4 if tile == 64 else 8, 3)
+        return Tiling(max(16, next_power_of_2(rows)), Tile(16, 8, 2), Tile(16, 8, 2))
+    if rows <= 64:  # a warp has all keys of a row, or all rows of a key
+        return Tiling(64, Tile(128, 4, 3), Tile(128, 8, 3))
+    if rows <= 128:
+        return Tiling(128, Tile(64, 8, 3), Tile(128, 8, 3))
+    return Tiling(next_power_of_2(rows), Tile(64, 8, 3), Tile(64, 8, 3))
 
 
 def queries_at_once(group: int, element_bytes: int) -> int:
@@ -202,28 +212,37 @@ def queries_at_once(group: int, element_bytes: int) -> int:
     return max((256 if element_bytes == 2 else 64) // group, 1)
 
 
-def layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor, programs: int | None = None) -> Tensor:
+def layer_mass(
+    q: Tensor,
+    keys: Held,
+    layer: Tensor,
+    position: Tensor,
+    programs: int | None = None,
+    cut: Tiling | None = None,
+) -> Tensor:
     """Arguments and result as of `attention.scoring.layer_mass`.
 
     Args:
         programs: how many read the keys; by default as many as there are pieces of work.
     """
     queries = queries_at_once(q.shape[-2] // keys.shape[3], q.itemsize)
-    cuts = zip(q.split(queries, dim=-3), position.split(queries, dim=1), strict=True)
+    parted = zip(q.split(queries, dim=-3), position.split(queries, dim=1), strict=True)
     total: Tensor | None = None
-    for part, at in cuts:
-        found = _layer_mass(part, keys, layer, at.contiguous(), programs)
+    for part, at in parted:
+        found = _layer_mass(part, keys, layer.contiguous(), at.contiguous(), programs, cut)
         total = found if total is None else total.add_(found)
     assert total is not None
     return total
 
 
-def _layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor, programs: int | None) -> Tensor:
+def _layer_mass(
+    q: Tensor, keys: Held, layer: Tensor, position: Tensor, programs: int | None, cut: Tiling | None
+) -> Tensor:
     stored, key_scales = parts(keys)
     batch, queries, query_heads, head_size = q.shape[-4:]
     columns, kv_heads = stored.shape[2:4]
     group = query_heads // kv_heads
-    cut = tiling(queries * group, q.itemsize)
+    cut = cut or tiling(queries * group, q.itemsize)
     chunks = ceil_div(columns, SHARE)
     asked = layer.numel() * kv_heads
     pieces = asked * chunks
@@ -235,15 +254,15 @@ def _layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor, programs
         *q.stride()[:3], *stored.stride()[:4], *((0, 0) if key_scales is None else key_scales.stride()[:2]),
         pieces, batch, kv_heads, chunks, group, head_size**-0.5 * math.log2(math.e),
     )  # fmt: skip
-    sizes = {
-        "QUERIES": queries, "ROWS": cut.rows, "D": head_size, "KEYS": cut.keys, "SHARE": SHARE,
-        "SCALED": key_scales is not None, "num_warps": cut.warps, "num_stages": cut.stages,
-    }  # fmt: skip
+    sizes = {"QUERIES": queries, "ROWS": cut.rows, "D": head_size, "SHARE": SHARE, "SCALED": key_scales is not None}
     grid = (min(pieces, programs or pieces),)
-    layer = layer.contiguous()
     _normalisers[grid](
         q, stored, key_scales, layer, position, tops, totals, normalisers, counters(q.device, asked, "scores"), *common,
-        SLOTS=next_power_of_2(chunks), **sizes,
+        SLOTS=next_power_of_2(chunks), KEYS=cut.normalisers.keys, **sizes,
+        num_warps=cut.normalisers.warps, num_stages=cut.normalisers.stages,
     )  # fmt: skip
-    _sums[grid](q, stored, key_scales, layer, position, normalisers, out, *common, columns, **sizes)
+    _sums[grid](
+        q, stored, key_scales, layer, position, normalisers, out, *common, columns,
+        KEYS=cut.sums.keys, **sizes, num_warps=cut.sums.warps, num_stages=cut.sums.stages,
+    )  # fmt: skip
     return out
