@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -175,7 +176,8 @@ class FreshLists:
         q = self.queries[layer.unsqueeze(2), row, position % self.queries.shape[2]]
         mass = layer_mass(q, keys, layer, position, share)
         if not self.by_head:
-            mass = mass.sum(dim=2, keepdim=True)
+            # One by one: the order in which `sum` adds depends on how many columns are shown.
+            mass = reduce(torch.add, mass.split(1, dim=2))
         self._take(layer, row[:, 0], mass, lengths)
 
     def _take(self, layer: Tensor, row: Tensor, mass: Tensor, lengths: Tensor) -> None:
