@@ -213,14 +213,16 @@ class Stepper:
     def __call__(self, state: State) -> StepResult:
         """Advance every active row by 1 to depth + 1 tokens; updates `state` in place."""
         signals = StepSignals(self, state, self.beside)
-        signals.begin_history()
+        signals.begin()
         drafts, draft_probabilities = self.draft_tokens(state, signals)
         signals.join()
         verify = self._verification(signals)
         tap = QueryTap(verify, self.history_heads.layers if self.history_heads else ())
         ids = torch.cat((state.recent[:, 1:], drafts), dim=1)
         hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, state.extent + self.depth + 1)
+        signals.end(verify)
         own = self.target.own_logits(hidden)
+        signals.join()
         read = verify.tokens_read(state.lengths)
         tokens, finite = self.target.argmax_finite(own, self.shared_vocab)
         logits = (self.target.whole_logits(own) if self.sampled else own)[..., : self.shared_vocab]

@@ -90,7 +90,7 @@ def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name
 @pytest.mark.parametrize(
     "name",
     [
-        *("dustin", "dustin-t", "dustin-layers", "dustin-marginal", "dustin-feedback"),
+        *("dustin", "dustin-t", "dustin-layers", "dustin-fused", "dustin-marginal", "dustin-feedback"),
         *("snapkv-8", "h2o", "specattn", "quest", "smallkv", "streaming"),
     ],
 )

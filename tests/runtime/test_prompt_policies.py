@@ -278,6 +278,7 @@ def selection(budget: int) -> Selection:
 COMPARED = [
     *method_names.ADAPTIVE,
     "dustin-layers",
+    "dustin-fused",
     "snapkv",
     "snapkv-8",
     "compresskv",
