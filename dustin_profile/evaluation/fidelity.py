@@ -141,7 +141,7 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
         kl.append((want.exp() * (want - have)).double().sum(-1).clamp(min=0))
         agrees.append(want.argmax(-1) == have.argmax(-1))
         loss.append(log_loss(have, text[begin + 1 : begin + 1 + count]))
-        read.append(result.packed[0, -2].clone())
+        read.append(result.packed[0, depth + 2].clone())
         lists.append(_kept(run.stepper.verified, ready.target.shape.layers))
     first = log_loss(ready.full[:1], text[:1])
     return Fidelity(

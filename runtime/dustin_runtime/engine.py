@@ -357,11 +357,13 @@ class _Run:
         for row, (index, values) in enumerate(zip(ticket.occupants, ticket.packed.tolist(), strict=True)):
             if index is None or self.occupants[row] != index:
                 continue  # it had ended when this step began
-            *tokens, count, read, finite = values
+            tokens, (count, read, finite, *full) = values[: self.stepper.depth + 1], values[self.stepper.depth + 1 :]
             if not finite:
                 self._not_finite(index)
             self.statistics.steps += 1
             self.statistics.read += read
+            if full:
+                self.statistics.full = (self.statistics.full or 0) + int(full[0])
             sequence = self.sequences[index]
             sequence.steps += 1
             sequence.accepted += int(count) - 1

@@ -92,7 +92,8 @@ class StepResult:
     Attributes:
         packed: [rows, depth + 4] fp64, so that one copy brings all to the host: depth + 1 tokens, of which the first
             `count` are emitted; `count`, accepted drafts plus the target's own token, 0 for inactive rows; prefix
-            tokens that each KV head read, mean over layers and heads; 1 if the row's logits are finite.
+            tokens that each KV head read, mean over layers and heads; 1 if the row's logits are finite. Behind these,
+            where rows may be verified in full, 1 if this one was.
         logits: [rows, depth + 1, shared vocabulary]. Of a target that is split over ranks, only a stepper that samples
             puts them together; otherwise the columns that this rank has, which may be none.
     """
@@ -103,12 +104,12 @@ class StepResult:
     @property
     def tokens(self) -> Tensor:
         """[rows, depth + 1] int64."""
-        return self.packed[:, :-3].long()
+        return self.packed[:, : self.logits.shape[1]].long()
 
     @property
     def count(self) -> Tensor:
         """[rows] int64."""
-        return self.packed[:, -3].long()
+        return self.packed[:, self.logits.shape[1]].long()
 
 
 class Stepper:
@@ -228,6 +229,8 @@ class Stepper:
         heads = self.history_heads
         queries = (tap.queries[heads.layers[0]], heads.heads) if heads else (None, None)
         packed = _advance(state, ids, tokens, accepted, finite, read, *queries)
+        if isinstance(verify, SparseAttention) and verify.full is not None:
+            packed = torch.cat((packed, verify.full.double().unsqueeze(1)), dim=1)
         return StepResult(packed, logits)
 
     def _verification(self, signals: StepSignals) -> Verification:

@@ -63,6 +63,23 @@ def generate(
             rich_help_panel="Method",
         ),
     ] = None,
+    guard: Annotated[
+        float | None,
+        typer.Option(
+            help="Verify a row in full in steps whose estimated attention recovery (ARR) is below this; 1: always.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    full_every: Annotated[
+        int | None, typer.Option(min=1, help="Verify every Nth step of a row in full.", rich_help_panel="Method")
+    ] = None,
+    target_arr: Annotated[
+        float | None,
+        typer.Option(
+            help="In each step and row, the smallest of several budgets whose estimated ARR reaches this.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
     eager: Annotated[
         bool, typer.Option("--eager", help="On a GPU, launch kernels one by one, no graph.", rich_help_panel="Method")
     ] = False,
@@ -134,7 +151,7 @@ def generate(
     from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.sums import prefill_tokens, step_tokens
-    from dustin_runtime.policies import draft_window, make_policy, require_over_ranks
+    from dustin_runtime.policies import draft_window, guarded, make_policy, require_over_ranks
     from dustin_runtime.prompts import encode, gather_prompts
     from dustin_runtime.scaled import dtype_name, pick_kv_dtype
     from dustin_runtime.step import Stepper
@@ -155,6 +172,7 @@ def generate(
                 make_policy(name, served.selection if served else None, option)
                 for name, option in zip(names, ("--method", "--compare"), strict=False)
             ]
+            policies[0] = guarded(policies[0], served, threshold=guard, every=full_every, target_arr=target_arr)
             for policy in policies:
                 require_over_ranks(policy, ranks.world)
             kind = pick_device(ranks.device(device))
@@ -306,7 +324,10 @@ def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) ->
         raise UsageError("--budget and --m change a config; give one with --config")
     from dustin_runtime.config import changed
 
-    return served.model_copy(update={"selection": changed(served.selection, budget, m)})
+    update: dict[str, Any] = {"selection": changed(served.selection, budget, m)}
+    if budget is not None:
+        update["adaptive_budget"] = None
+    return served.model_copy(update=update)
 
 
 def open_models(
@@ -412,6 +433,8 @@ def _report(
         say = f"{name}: {figures.tokens_per_second:.1f} tokens/s, tau {figures.tau:.2f}, "
         say += f"accepted per position {accepted}, " if accepted else ""
         say += f"{figures.kept:.0f} prefix tokens read per step"
+        if figures.full_share is not None:
+            say += f", {figures.full_share:.1%} of steps verified in full"
         print(say, file=sys.stderr)
     if compared := document.get("compare"):
         print(

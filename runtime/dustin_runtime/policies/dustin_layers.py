@@ -11,6 +11,7 @@ from torch import Tensor
 from dustin_runtime.attention.scoring import layer_mass
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import MAX_OWN_QUERIES, OwnLists, Selection
+from dustin_runtime.guard import Rule
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Prompted, Signals, Verification
 from dustin_runtime.policies.dustin import Dustin
@@ -174,8 +175,10 @@ class FreshLists:
 class KeepingAttention(SparseAttention):
     """Verification over the lists that also keeps the queries; implements `policies.Verification`."""
 
-    def __init__(self, memory: FreshLists, kept: Tensor) -> None:
-        super().__init__(kept)
+    def __init__(
+        self, memory: FreshLists, kept: Tensor, full: Tensor | None = None, estimate: Tensor | None = None
+    ) -> None:
+        super().__init__(kept, full=full, estimate=estimate)
         self.memory = memory
         self._queries: list[Tensor] = []
 
@@ -197,6 +200,7 @@ class DustinLayers(Dustin):
 
     name: ClassVar[str] = "dustin-layers"
     over_ranks: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
     prompt_queries: ClassVar[int] = MAX_OWN_QUERIES
 
     @property
@@ -229,13 +233,24 @@ class DustinLayers(Dustin):
         return queries + prompt + chosen + logits + sums
 
     def verification(self, signals: Signals) -> Verification:
-        assert isinstance(signals.memory, FreshLists)
-        return KeepingAttention(signals.memory, self.select(signals))
+        if self.rule is None:
+            return self._attention(signals, self.select(signals), None, None)
+        return super().verification(signals)
 
-    def select(self, signals: Signals) -> Tensor:
+    def _attention(
+        self, signals: Signals, kept: Tensor, full: Tensor | None, estimate: Tensor | None
+    ) -> SparseAttention:
+        assert isinstance(signals.memory, FreshLists)
+        return KeepingAttention(signals.memory, kept, full, estimate)
+
+    def _due(self, signals: Signals, rule: Rule) -> Tensor:
+        assert isinstance(signals.memory, FreshLists)
+        return rule.due(signals.memory.steps)  # `refresh` counts them
+
+    def _lists(self, signals: Signals, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
         """[layers, batch, kv_heads or 1, k]; each call is the next turn of the rotation."""
         assert self.selection is not None and isinstance(signals.memory, FreshLists)
         memory, lengths = signals.memory, signals.lengths
         memory.refresh(lengths, signals.prefix_keys())
-        shared = super().select(signals)[0, :, 0]
+        shared = self._global_list(lengths, lookahead, history)
         return merge(shared, memory.candidates, lengths, shares(self.selection).own, self.selection.window)
