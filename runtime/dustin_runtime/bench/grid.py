@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,21 +22,13 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.ranks import Ranks
 from dustin_runtime.parallel.sums import SizeClass
-from dustin_runtime.policies import POLICIES, Policy, guarded, judged, make_policy
+from dustin_runtime.policies import POLICIES, Asked, Policy, guarded, judged, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
 from dustin_runtime.scaled import dtype_name
 from dustin_runtime.step import State, Stepper
 
 WARM_UP = 3
 """Steps before the clock starts."""
-
-
-class Asked(NamedTuple):
-    """Of `policies.guarded`."""
-
-    threshold: float | None = None
-    every: int | None = None
-    target_arr: float | None = None
 
 
 NOTHING = Asked()

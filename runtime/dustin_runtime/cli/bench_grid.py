@@ -19,12 +19,12 @@ from dustin_runtime.recipe_files import complete_pair
 if TYPE_CHECKING:
     import torch
 
-    from dustin_runtime.bench.grid import Asked, Case
+    from dustin_runtime.bench.grid import Case
     from dustin_runtime.bench.subject import Subject
     from dustin_runtime.config import DustinConfig, Selection
     from dustin_runtime.models.decoder import Decoder
     from dustin_runtime.parallel.ranks import Ranks
-    from dustin_runtime.policies import Policy
+    from dustin_runtime.policies import Asked, Policy
 
 
 def grid(
@@ -107,7 +107,7 @@ def grid(
     import torch
 
     from dustin_runtime.acceptance import rate_for
-    from dustin_runtime.bench.grid import Asked, Setup, made, measure
+    from dustin_runtime.bench.grid import Setup, made, measure
     from dustin_runtime.bench.grid_report import document, line, save
     from dustin_runtime.bench.subject import parts_of_text
     from dustin_runtime.bench.sums import choose_sums
@@ -118,7 +118,7 @@ def grid(
     from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.watch import LONG
-    from dustin_runtime.policies import POLICIES
+    from dustin_runtime.policies import POLICIES, Asked
     from dustin_runtime.scaled import pick_kv_dtype
 
     with joined(rank_timeout) as ranks:

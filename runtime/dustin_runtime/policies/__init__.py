@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from dustin_runtime.config import AdaptiveBudget, DustinConfig, Estimate, Selection, changed
 from dustin_runtime.errors import ConfigError, UsageError
@@ -63,6 +63,14 @@ def make_policy(name: str, selection: Selection | None, option: str = "--method"
             f"{option} {name} needs selection.{field}, which the config lacks: emit it anew with dustin-profile search"
         )
     return policy(selection if policy.needs_selection else None)
+
+
+class Asked(NamedTuple):
+    """Of `guarded`, which says what each is."""
+
+    threshold: float | None = None
+    every: int | None = None
+    target_arr: float | None = None
 
 
 def guarded(
@@ -161,4 +169,14 @@ def draft_window(policy: Policy, asked: int | None, served: DustinConfig | None)
     return served.draft_budget if served and policy.needs_selection else None
 
 
-__all__ = ["POLICIES", "Policy", "Signals", "draft_window", "guarded", "judged", "make_policy", "require_over_ranks"]
+__all__ = [
+    "POLICIES",
+    "Asked",
+    "Policy",
+    "Signals",
+    "draft_window",
+    "guarded",
+    "judged",
+    "make_policy",
+    "require_over_ranks",
+]
