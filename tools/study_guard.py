@@ -6,7 +6,8 @@ First every document is verified without a guard, with an estimate of each step'
 under which 2, 5 and 10 % of steps lie (`--share`), and the targets that a share of steps reaches with the smallest
 budget (`--reach`). Then each is measured as it would serve: what follows a step in full depends on it. Beside a guard
 stand as many steps in full by turn (`--full-every`), which know nothing, and the bound that knows every step's KL;
-beside adaptive budgets the fixed ones. The file is written after every document of either pass, and one that is there is continued.
+beside adaptive budgets the fixed ones. The file is written after every document of either pass, and one that is there
+is continued.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dustin_runtime.audit import Audit, summary
+
 
 @dataclass
 class Statistics:
@@ -25,6 +27,8 @@ class Statistics:
     """Prefix tokens that a KV head read, summed over steps."""
     full: int | None = None
     """Steps that a guard verified in full; None where there is none."""
+    audits: list[Audit] = field(default_factory=list)
+    """What audited steps found, one entry per row."""
     interrupted: bool = False
     """Whether the run was broken off; sequences that had ended are complete."""
 
@@ -62,6 +66,7 @@ class Statistics:
             "acceptance_per_position": self.acceptance,
             "kept_tokens_per_step": self.kept,
             **({} if self.full_share is None else {"full_steps_share": self.full_share}),
+            **({"divergence": found._asdict()} if (found := summary(self.audits)) else {}),
             "setup_s": self.setup_seconds,
             "prefill_s": self.prefill_seconds,
             "decode_s": self.decode_seconds,

@@ -252,9 +252,33 @@ def test_a_budget_in_the_config_that_adapts_gives_way_to_one_that_is_asked_for(
     assert found[2] == pytest.approx(found[3])  # the smallest
 
 
+def test_audits_report_the_divergence_and_warn(tiny_pair: TinyPair, config: DustinConfig, tmp_path: Path) -> None:
+    save_config(config, tmp_path / "config.yaml")
+    served = ["--config", tmp_path / "config.yaml"]
+    long = [PROMPTS[2] * 3, PROMPTS[2] * 2, "It is a list of names. " * 8, "Some statements are short. " * 9]
+    plain = document(generate(tiny_pair, *served, "--json", prompts=long))
+    found = generate(tiny_pair, *served, "--audit-share", 1, "--max-divergence", 0, "--json", prompts=long)
+    audited = json.loads(found.out)
+    assert [row["tokens"] for row in audited["rows"]] == [row["tokens"] for row in plain["rows"]]
+    measured = audited["statistics"]["divergence"]
+    assert measured.keys() == {"mean", "low", "high", "audits", "tokens", "unit"}
+    assert measured["unit"] == "prompt" and measured["low"] <= measured["mean"] <= measured["high"]
+    assert measured["audits"] == audited["statistics"]["steps"]
+    warned = "above --max-divergence 0: give --guard, or raise it, or a larger --budget" in found.err
+    assert warned == (measured["low"] > 0)
+    assert found.err.count("dustin-run:") == warned
+    quiet = generate(tiny_pair, *served, "--audit-share", 1, "--max-divergence", 1000, prompts=long)
+    assert re.search(r"KL \d+\.\d+ \[\d+\.\d+, \d+\.\d+\] nats from full verification", quiet.err)
+    assert "dustin-run:" not in quiet.err
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
+        (["--max-divergence", -1], USAGE, "--max-divergence -1.0: give 0 nats or more"),
+        (["--audit-share", 2], USAGE, "--audit-share 2.0: give 0 to 1"),
+        (["--audit-share", 0, "--max-divergence", 1], USAGE, "--max-divergence needs audited steps"),
+        (["--max-divergence", 1, "--method", "sd"], USAGE, "--max-divergence: method sd verifies in full"),
         (["--guard", 0.5], CONFIG, "--guard needs guard, which the config lacks"),
         (["--target-arr", 0.5], CONFIG, "--target-arr needs guard"),
         (["--guard", 1.5], USAGE, "--guard 1.5: give 0, which is off, to 1"),

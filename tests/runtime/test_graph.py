@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dustin_runtime.audit import Audits, summary
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Draw, Engine
 from dustin_runtime.errors import NothingMeasuredError
@@ -155,6 +156,26 @@ def test_a_guarded_replay_neither_waits_nor_allocates(models: dict[torch.dtype, 
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("method", ["dustin", "dustin-layers", "h2o"])
+def test_audited_graphs_leave_the_text_and_find_what_eager_steps_find(
+    models: dict[torch.dtype, Decoder], method: str
+) -> None:
+    asked = prompts(12)
+    for model in models.values():
+        plain = engine(model, method, True).generate(asked, 40)[0]
+        found = []
+        for graph in (True, False):
+            served = Engine(
+                engine(model, method, graph).stepper, frozenset([11]), rows=8, graph=graph, audits=Audits(0.3, 1)
+            )
+            generations, statistics = served.generate(asked, 40)
+            assert [g.tokens for g in generations] == [g.tokens for g in plain]
+            found.append(summary(statistics.audits))
+        # A graph is read a step late, so that it audits other steps behind a prompt's end.
+        assert found[0] and found[1] and found[0].mean > 0
+        assert found[0].mean == pytest.approx(found[1].mean, rel=1.0)
 
 
 def test_sampled_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Decoder]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
+    from dustin_runtime.audit import Audits
     from dustin_runtime.config import DustinConfig
     from dustin_runtime.engine import Draw, Engine, Generation
     from dustin_runtime.loading import Pair
@@ -77,6 +78,21 @@ def generate(
         float | None,
         typer.Option(
             help="In each step and row, the smallest of several budgets whose estimated ARR reaches this.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    max_divergence: Annotated[
+        float | None,
+        typer.Option(
+            help="Warn if the mean KL of full from this method's verification, audited while serving, is above this.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    audit_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of steps that are verified in full too, and measured; the text stays the same. "
+            "Default: 0.02 with --max-divergence, else 0.",
             rich_help_panel="Method",
         ),
     ] = None,
@@ -173,6 +189,7 @@ def generate(
                 for name, option in zip(names, ("--method", "--compare"), strict=False)
             ]
             policies[0] = guarded(policies[0], served, threshold=guard, every=full_every, target_arr=target_arr)
+            audits = _audits(max_divergence, audit_share, policies[0], seed, ranks.world)
             for policy in policies:
                 require_over_ranks(policy, ranks.world)
             kind = pick_device(ranks.device(device))
@@ -243,7 +260,8 @@ def generate(
                 nucleus=temperature > 0 and top_p < 1,
                 kv_dtype=cached,
             )
-            engine = Engine(stepper, ends, rows=batch, graph=False if eager else None)
+            audited = audits if policy is policies[0] else None
+            engine = Engine(stepper, ends, rows=batch, graph=False if eager else None, audits=audited)
             shown = not as_json and policy is policies[0] and ranks.rank == 0
             runs.append(_run(opened.tokenizer, engine, ids, draws, max_new_tokens, stop or [], shown))
             if runs[-1][1].interrupted:
@@ -258,6 +276,8 @@ def generate(
             del engine, stepper  # their buffers, before the next method's
         if ranks.rank == 0:
             _report(names, runs, as_json, served, sums, dtype_name(cached, element))
+            if max_divergence is not None:
+                _warn_of_divergence(runs[0][1], max_divergence)
         if runs[-1][1].interrupted:
             complete = sum(generation.finished is not None for generation in runs[-1][0])
             interrupted = InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
@@ -274,6 +294,41 @@ def _check_draws(temperature: float, top_p: float, stop: list[str]) -> None:
         raise UsageError(f"--top-p {top_p}: greedy decoding draws nothing; give a --temperature above 0")
     if "" in stop:
         raise UsageError("--stop: is empty; give the text to end at")
+
+
+def _audits(most: float | None, share: float | None, policy: Policy, seed: int, world: int) -> Audits | None:
+    """Which steps are audited; None for none."""
+    from dustin_runtime.audit import SHARE, Audits
+
+    if most is not None and not 0 <= most < float("inf"):
+        raise UsageError(f"--max-divergence {most}: give 0 nats or more")
+    if share is not None and not 0 <= share <= 1:
+        raise UsageError(f"--audit-share {share}: give 0 to 1")
+    if most is not None and share == 0:
+        raise UsageError("--max-divergence needs audited steps: give an --audit-share above 0, or leave it out")
+    if not (share or (share is None and most is not None)):
+        return None
+    flag = "--audit-share" if most is None else "--max-divergence"
+    if world > 1:
+        raise UsageError(f"{flag}: audits verify in full in one process; this is one of {world}")
+    if not policy.needs_selection:
+        raise UsageError(f"{flag}: method {policy.name} verifies in full, so there is nothing to audit")
+    return Audits(SHARE if share is None else share, seed)
+
+
+def _warn_of_divergence(statistics: Statistics, most: float) -> None:
+    """Say that what was served is further from full verification than it may be, if that is sure."""
+    from dustin_runtime.audit import summary
+
+    found = summary(statistics.audits)
+    if found is None or found.low is None:
+        print("dustin-run: too few steps were audited to judge --max-divergence: raise --audit-share", file=sys.stderr)
+    elif found.low > most:
+        print(
+            f"dustin-run: KL of full from served verification is {found.mean:.4f} [{found.low:.4f}, {found.high:.4f}], "
+            f"above --max-divergence {most:g}: give --guard, or raise it, or a larger --budget",
+            file=sys.stderr,
+        )
 
 
 def _require_memory(
@@ -403,6 +458,7 @@ def _report(
     sums: Sequence[SizeClass],
     kv_dtype: str,
 ) -> None:
+    from dustin_runtime.audit import summary
     from dustin_runtime.policies import POLICIES
 
     generations, statistics, texts = runs[0]
@@ -435,6 +491,9 @@ def _report(
         say += f"{figures.kept:.0f} prefix tokens read per step"
         if figures.full_share is not None:
             say += f", {figures.full_share:.1%} of steps verified in full"
+        if found := summary(figures.audits):
+            between = "" if found.low is None else f" [{found.low:.4f}, {found.high:.4f}]"
+            say += f", KL {found.mean:.4f}{between} nats from full verification ({found.tokens} tokens audited)"
         print(say, file=sys.stderr)
     if compared := document.get("compare"):
         print(

@@ -216,3 +216,9 @@ def test_a_guard_decides_alike_on_both_ranks(
         assert texts(first.out) == texts(alone.out)
         shares = [json.loads(one.out)["statistics"]["full_steps_share"] for one in (alone, first)]
         assert shares[0] == shares[1] > 0
+
+
+def test_audits_are_refused(tiny_pair: TinyPair, config: Path, two_ranks: RankPool) -> None:
+    first, second = together(two_ranks, generate(tiny_pair, "--config", config, "--max-divergence", 1))
+    assert first.code == second.code == USAGE
+    assert "--max-divergence: audits verify in full in one process; this is one of 2" in first.err + second.err
