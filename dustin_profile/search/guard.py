@@ -18,7 +18,7 @@ from dustin_profile.search.curve import lookahead_sum
 from dustin_profile.search.phases import usable
 from dustin_profile.traces.windows import Documents, Windows
 from dustin_runtime.config import ADAPTIVE_SIZES, Estimate, Guard
-from dustin_runtime.guard import share_on
+from dustin_runtime.guard import on_prefix, share_on
 from dustin_runtime.selection import select
 
 QUANTILE = 0.95
@@ -92,7 +92,7 @@ def _rows(windows: Windows, history: torch.Tensor, lookahead: torch.Tensor, chos
     budget, m = chosen.at(size)
     sink, window = chosen.budget.sink, chosen.budget.window
     kept = select(lookahead, history, windows.prefix, budget=budget, m=m, sink=sink, window=window)
-    held = [share_on(kept[None, :, None], scores, windows.prefix) for scores in (history, lookahead)]
+    held = [share_on(kept[None, :, None], scores, on_prefix(scores, windows.prefix)) for scores in (history, lookahead)]
     recovered = arr(windows, mass(windows.truth, kept).sum(-1))
     return torch.stack([*held, recovered], dim=1).cpu()
 

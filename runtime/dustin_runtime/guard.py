@@ -6,7 +6,7 @@ All is decided on the device, from the scores that the lists were chosen by.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,18 +62,18 @@ class Rule:
         parts += [f"arr{self.target_arr:g}"] if self.sizes else []
         return "-".join(parts)
 
-    def estimated(self, budget: int, kept: Tensor, history: Tensor, lookahead: Tensor, lengths: Tensor) -> Tensor:
+    def estimated(self, budget: int, kept: Tensor, scores: Scores, lengths: Tensor) -> Tensor:
         """Estimated ARR of lists of `budget` tokens: [batch] fp64 in [0, `MOST`].
 
         Args:
             kept: [layers or 1, batch, kv_heads or 1, k], see `Policy.select`.
-            history, lookahead: [batch, positions] fp32 scores; lengths: [batch] int64.
+            lengths: [batch] int64.
         """
         by = dict(self.estimate)[budget]
         found = (
             by.intercept
-            + by.history * share_on(kept, history, lengths)
-            + by.lookahead * share_on(kept, lookahead, lengths)
+            + by.history * share_on(kept, scores.history, scores.all_history)
+            + by.lookahead * share_on(kept, scores.lookahead, scores.all_lookahead)
         )
         # A list of everything recovers everything.
         return torch.where(lengths <= budget, MOST, found.clamp(0, MOST))
@@ -100,14 +100,35 @@ class Rule:
         return missed.long().cumprod(dim=0).sum(dim=0).clamp(max=len(self.sizes) - 1)
 
 
-def share_on(kept: Tensor, scores: Tensor, lengths: Tensor) -> Tensor:
-    """What of the scores on the prefix lies on a list, mean over lists: [batch] fp64. Shapes as of `Rule.estimated`."""
+def share_on(kept: Tensor, scores: Tensor, whole: Tensor) -> Tensor:
+    """What of the scores lies on a list, mean over lists: [batch] fp64.
+
+    Args:
+        kept: as of `Rule.estimated`; scores: [batch, positions] fp32; whole: [batch] of `on_prefix`.
+    """
     layers, batch, heads, _ = kept.shape
     lists = kept.transpose(0, 1).reshape(batch, -1)
     held = scores.gather(1, lists.clamp(min=0)).masked_fill(lists < 0, 0).sum(dim=1, dtype=torch.float64)
+    return held / (layers * heads) / whole.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def on_prefix(scores: Tensor, lengths: Tensor) -> Tensor:
+    """Sum of [batch, positions] fp32 scores over each prefix of `lengths` [batch]: [batch] fp64."""
     beyond = torch.arange(scores.shape[1], device=scores.device) >= lengths.unsqueeze(1)
-    total = scores.masked_fill(beyond, 0).sum(dim=1, dtype=torch.float64)
-    return held / (layers * heads) / total.clamp(min=torch.finfo(torch.float32).tiny)
+    return scores.masked_fill(beyond, 0).sum(dim=1, dtype=torch.float64)
+
+
+class Scores(NamedTuple):
+    """Both scores of a step, [batch, positions] fp32, and their sums over the prefix, [batch] fp64."""
+
+    history: Tensor
+    lookahead: Tensor
+    all_history: Tensor
+    all_lookahead: Tensor
+
+    @classmethod
+    def of(cls, history: Tensor, lookahead: Tensor, lengths: Tensor) -> Scores:
+        return cls(history, lookahead, on_prefix(history, lengths), on_prefix(lookahead, lengths))
 
 
 class StepCount:

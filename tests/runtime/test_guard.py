@@ -26,7 +26,7 @@ from dustin_runtime.config import (
 )
 from dustin_runtime.engine import Engine, Generation
 from dustin_runtime.errors import ConfigError, UsageError
-from dustin_runtime.guard import MOST, Coefficients, Rule, share_on
+from dustin_runtime.guard import MOST, Coefficients, Rule, Scores, on_prefix, share_on
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
@@ -160,17 +160,20 @@ def test_what_a_step_is_estimated_to_recover() -> None:
         for row, length in enumerate(lengths.tolist()):
             best = torch.randperm(length, generator=generator)[:10].sort().values
             kept[layer, row, 0, : len(best)] = best
-    for scores in (history, lookahead):
+    for each in (history, lookahead):
         for row, length in enumerate(lengths.tolist()):
-            parts = [scores[row, kept[layer, row, 0][kept[layer, row, 0] >= 0]].sum() for layer in range(2)]
-            want = float(sum(parts)) / 2 / float(scores[row, :length].sum())
-            assert float(share_on(kept, scores, lengths)[row]) == pytest.approx(want, abs=1e-6)
-    found = rule().estimated(BUDGET, kept, history, lookahead, lengths)
-    want = 0.1 + 0.4 * share_on(kept, history, lengths) + 0.4 * share_on(kept, lookahead, lengths)
+            parts = [each[row, kept[layer, row, 0][kept[layer, row, 0] >= 0]].sum() for layer in range(2)]
+            want = float(sum(parts)) / 2 / float(each[row, :length].sum())
+            assert float(share_on(kept, each, on_prefix(each, lengths))[row]) == pytest.approx(want, abs=1e-6)
+    scores = Scores.of(history, lookahead, lengths)
+    found = rule().estimated(BUDGET, kept, scores, lengths)
+    want = (
+        0.1 + 0.4 * share_on(kept, history, scores.all_history) + 0.4 * share_on(kept, lookahead, scores.all_lookahead)
+    )
     torch.testing.assert_close(found[:2], want[:2])
     assert float(found[2]) == MOST < 1  # everything is kept
     high = Rule(threshold=1.0, estimate=((BUDGET, Coefficients(5.0, 0, 0)),))
-    full = high.full(high.estimated(BUDGET, kept, history, lookahead, lengths), None)
+    full = high.full(high.estimated(BUDGET, kept, scores, lengths), None)
     assert full is not None and full.all()
     nan = rule(threshold=0.1).full(torch.tensor([float("nan"), 0.5]), None)
     assert nan is not None and nan.tolist() == [True, False]

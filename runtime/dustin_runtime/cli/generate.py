@@ -229,6 +229,7 @@ def generate(
                     temperature,
                     ranks.world,
                     pipeline,
+                    audits is not None,
                 )
         if not ranks.alone:
             ranks.agree(facts(given, ids, served, opened.provenance(), kind))
@@ -344,6 +345,7 @@ def _require_memory(
     temperature: float,
     world: int,
     pipeline: bool,
+    audited: bool,
 ) -> None:
     """Refuse a run that does not fit on the GPU, before its weights are read."""
     from dustin_runtime.memory_plan import plan, require
@@ -367,6 +369,7 @@ def _require_memory(
         world=world,
         pipeline=pipeline,
         kv_bytes=kv_dtype.itemsize if kv_dtype else None,
+        audited=audited,
     )
     require(need, available_bytes)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import changed
-from dustin_runtime.guard import Rule, StepCount
+from dustin_runtime.guard import Rule, Scores, StepCount
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Memory, Policy, Signals, Verification
 from dustin_runtime.selection import select
@@ -64,6 +64,16 @@ class Dustin(Policy):
     ) -> Memory | None:
         return StepCount(rows, device) if self.rule and self.rule.every else None
 
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        known = super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
+        if self.rule is None or self.selection is None:
+            return known
+        # Scores without what lies beyond the prefix, and lists of every size with the scores on them.
+        lists = 8 * rows * self.selection.budget * (2 * max(len(self.rule.sizes), 1) + 3)
+        return known + (rows * capacity * (4 + 1) + lists if self.rule.estimates else 0)
+
     def verification(self, signals: Signals) -> Verification:
         if self.rule is None:
             return super().verification(signals)
@@ -99,14 +109,15 @@ class Dustin(Policy):
         assert self.selection is not None
         if lookahead is None or history is None or not rule.estimates:
             return self._lists(signals, lookahead, history), None
+        scores = Scores.of(history, lookahead, signals.lengths)
         if not rule.sizes:
             kept = self._lists(signals, lookahead, history)
-            return kept, rule.estimated(self.selection.budget, kept, history, lookahead, signals.lengths)
+            return kept, rule.estimated(self.selection.budget, kept, scores, signals.lengths)
         lists, estimates = [], []
         for size in rule.sizes:
             part = type(self)(changed(self.selection, size, None), rule)
             kept = part._lists(signals, lookahead, history)
-            estimates.append(rule.estimated(size, kept, history, lookahead, signals.lengths))
+            estimates.append(rule.estimated(size, kept, scores, signals.lengths))
             lists.append(torch.nn.functional.pad(kept, (0, rule.sizes[-1] - size), value=-1))
         estimated = torch.stack(estimates)
         chosen = rule.smallest(estimated)
