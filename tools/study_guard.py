@@ -1,6 +1,6 @@
 """What a guard and an adaptive budget buy: KL of Dustin with them, beside the plain method, paired by document.
 
-python tools/study_guard.py CONFIG --pair smollm2 --data BOOKS --context 2112 --documents 6 -o guard.json
+python tools/study_guard.py CONFIG --pair smollm2 --data BOOKS --context 2304 --documents 6 -o guard.json
 
 First every document is verified without a guard, with an estimate of each step's ARR. Of these come the thresholds
 under which 2, 5 and 10 % of steps lie (`--share`), and the targets that a share of steps reaches with the smallest
@@ -23,7 +23,7 @@ import torch
 
 from dustin_profile.cli.given_texts import open_texts
 from dustin_profile.data import Prompt
-from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare
+from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
 from dustin_profile.evaluation.fidelity_stage import percentile, spearman
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, split
 from dustin_profile.progress import say
@@ -92,13 +92,18 @@ def one_document(
     depth, vocab = texts.config.depth, texts.pair.shared_vocab
     window = max(cell.policy.prompt_queries for cell in cells)
     ready = prepare(*models, ids, text, vocab, depth, window)
-    return {cell.name: figures(measure(ready, cell.policy, depth, vocab), depth) for cell in cells}
+    found = [measure(ready, cell.policy, depth, vocab) for cell in cells]
+    arrs = recovered(ready, found, depth)
+    return {
+        cell.name: figures(one, depth) | {"arr": short(arr)} for cell, one, arr in zip(cells, found, arrs, strict=True)
+    }
+
+
+def short(values: torch.Tensor) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 def figures(found: Fidelity, depth: int) -> dict[str, Any]:
-    def short(values: torch.Tensor) -> list[float]:
-        return [float(f"{value:.6g}") for value in values.tolist()]
-
     steps = torch.stack([part.mean() for part in found.kl[1:].split(depth + 1)])
     return {
         "read": found.read,
@@ -164,9 +169,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--data", default="topics")
-    parser.add_argument("--context", type=int, default=2112, help="tokens of a document, its text included")
+    parser.add_argument("--context", type=int, default=2304, help="tokens of a document, its text included")
     parser.add_argument("--documents", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=64, help="of a document's text")
+    parser.add_argument("--tokens", type=int, default=256, help="of a document's text")
     parser.add_argument("--method", default="dustin")
     parser.add_argument("--budget", type=int, help="of guards; default: the config's")
     parser.add_argument("--size", type=int, action="append", help="of adaptive budgets, and fixed; repeat")
@@ -228,10 +233,13 @@ def main() -> None:
         "same choice",
     ]
     print("\n".join(table(header, rows(order, [cell.name for cell in (*fixed, *others)], base))))
-    points = [
-        pair for one in order for pair in zip(one["cells"][base]["estimate"], one["cells"][base]["kl"], strict=True)
-    ]
-    print(f"\nRank correlation of estimate and KL over {len(points)} steps at k = {budget}: {spearman(points)}\n")
+    steps = {
+        which: [value for one in order for value in one["cells"][base][which]] for which in ("estimate", "arr", "kl")
+    }
+    print(f"\nRank correlations over {len(steps['kl'])} steps at k = {budget}:")
+    for one, other in (("estimate", "arr"), ("arr", "kl"), ("estimate", "kl")):
+        print(f"{one} and {other}: {spearman(list(zip(steps[one], steps[other], strict=True)))}")
+    print()
     header = ["steps taken out", "by KL: mean", "99th %", "by estimate: mean", "99th %"]
     print("\n".join(table(header, bounds(order, base, shares))))
 
