@@ -27,6 +27,20 @@ Heuristic = Literal["m", "k"]
 Sampler = Literal["exact", "tpe", "gp", "brute"]
 """How m is searched. exact: the whole curve; the others are Optuna's own samplers."""
 
+Objective = Literal["arr", "throughput"]
+"""What a search maximises. arr: what is recovered at the given budget and depth. throughput: predicted tokens per
+second, over budgets, depths, draft layers and m, as far as a rule about ARR lets it."""
+
+Rule = Literal["within-1se", "least-arr"]
+"""Which candidates are good enough. within-1se: mean ARR within one standard error of the best's, paired over
+documents. least-arr: mean ARR at least a given one."""
+
+DraftCache = Literal["full", "sink+window"]
+"""What the draft attends to: everything, or as many first and last tokens as verification reads."""
+
+DraftCaches = Literal["full", "sink+window", "both"]
+"""Which of those may be chosen."""
+
 RecallKind = Literal["multi-key", "multi-value", "multi-query", "variable-tracking"]
 """Generated retrieval. multi-key: one of many facts of the same form is asked. multi-value: all values of one key.
 multi-query: several keys at once. variable-tracking: all variables that a chain of assignments gives one value."""

@@ -44,6 +44,7 @@ _STYLES = {
     "dustin-t": Style("Dustin-T (history)", SKY, "v", "--"),
     "dustin-d": Style("Dustin-D (lookahead)", SKY, "^", "-."),
     "dustin-layers": Style("Dustin, layers' own", BLUE, "P", "--"),
+    "dustin-fused": Style("Dustin, fused by layer", BLUE, "X", "-"),
     "oracle": Style("oracle, one list", GREY, "d", "--", bound=True),
     "oracle-by-head": Style("oracle, per head", GREY, "D", ":", bound=True),
     "streaming": Style("StreamingLLM", ORANGE, "s"),

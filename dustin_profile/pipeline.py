@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dustin_profile.choices import Mode
 from dustin_profile.progress import say
-from dustin_profile.settings import PairChoice, Settings
+from dustin_profile.settings import PairChoice, Settings, default_rows, steps_to_time
 from dustin_profile.srh.stage import HeadPrompts, find_heads, read_heads, summarise
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.stage import calibration, collect_traces, evaluation_heads
@@ -23,20 +23,21 @@ from dustin_runtime.loading import Pair, open_pair, pick_device, pick_dtype
 from dustin_runtime.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
+    from dustin_profile.data import Calibration
+    from dustin_profile.latency.stage import Latency, Serving
     from dustin_profile.search.stage import Found
     from dustin_profile.search.stopping import Decision
+    from dustin_profile.traces.windowed import Windowed
     from dustin_runtime.models.decoder import Decoder
-
-GPU_ROWS = 8
-"""Prompts that a GPU continues together: one token of all costs little more than of one, for the weights are read."""
 
 
 class Pipeline:
     """One run: models are loaded when a stage first needs them.
 
     Args:
-        ranks: the processes that share its prompts and documents. Each has the whole pair on a device of its own; the
-            first alone does what needs the results of all.
+        ranks: the processes that share its prompts and documents, each with a device of its own. Each has the whole
+            pair, or a team of them one target (and `self:N`) in parts, and the whole draft on each. The first alone
+            does what needs the results of all.
     """
 
     def __init__(self, settings: Settings, choice: PairChoice, ranks: Ranks = ALONE) -> None:
@@ -46,34 +47,44 @@ class Pipeline:
         self.run_dir = settings.run_dir
         self.device = pick_device(ranks.device(settings.models.device))
         self.dtype = pick_dtype(settings.models.dtype, self.device)
-        self.rows = settings.heads.rows or (1 if self.device == "cpu" else GPU_ROWS)
+        self.rows = settings.heads.rows or default_rows(self.device)
 
     @cached_property
     def pair(self) -> Pair:
         models = self.settings.models
-        return open_pair(self.choice.target, self.choice.draft, rope=models.rope, offline=models.offline)
+        pair = open_pair(self.choice.target, self.choice.draft, rope=models.rope, offline=models.offline)
+        self.ranks.share_in_team(pair.target_shape)  # refuses what cannot be split
+        return pair
 
     @cached_property
     def target(self) -> Decoder:
         say(f"loading target {self.pair.target_id}")
-        return self.pair.load_target(self.dtype, self.device)
+        over = self.ranks.team_collectives(self.device)
+        with self.ranks.alike(loading=True):  # a draft may borrow what others of a team hold
+            return self.pair.load_target(self.dtype, self.device, over)
 
     @cached_property
     def draft(self) -> Decoder:
         say(f"loading draft {self.pair.draft_id}")
         return self.pair.load_draft(self.target)
 
+    @cached_property
+    def prompts(self) -> Calibration:
+        return calibration(self.pair, self.settings.data, self.settings.models.offline)
+
     def heads(self) -> tuple[Path, Path]:
         """Find the heads of target and draft; returns their files."""
         settings = self.settings.heads
         with self.ranks.alike(loading=True):
             prompts = HeadPrompts(self.pair, settings)
-        sides: tuple[tuple[str, Mode, Callable[[], Decoder]], ...] = (
-            ("target", settings.mode, lambda: self.target),
-            ("draft", settings.draft_mode, lambda: self.draft),
+        # Each rank has the whole draft, unless that is a part of the target.
+        of_draft = self.ranks.in_teams(1) if self.pair.draft_source else self.ranks
+        sides: tuple[tuple[str, Mode, Callable[[], Decoder], Ranks], ...] = (
+            ("target", settings.mode, lambda: self.target, self.ranks),
+            ("draft", settings.draft_mode, lambda: self.draft, of_draft),
         )
         found = []
-        for side, mode, model in sides:
+        for side, mode, model, ranks in sides:
             with self._timed(f"heads_{side}", self.ranks):
                 path = find_heads(
                     self.run_dir / "srh",
@@ -85,7 +96,7 @@ class Pipeline:
                     settings,
                     prompts,
                     self.settings.overwrite,
-                    self.ranks,
+                    ranks,
                     self.rows if mode == "generate" else 1,
                 )
             self.ranks.once(partial(_show, path))
@@ -97,7 +108,7 @@ class Pipeline:
         data = self.settings.data
         # Read before any work: what is wrong with the documents shows at once.
         with self.ranks.alike(loading=True):
-            prompts = calibration(self.pair, data, self.settings.models.offline)
+            prompts = self.prompts
         target_heads, draft_heads = (read_heads(path) for path in self.heads())
         heads: dict[str, Heads] = {
             "history": target_heads,
@@ -133,15 +144,22 @@ class Pipeline:
 
     def search(self) -> Found | None:
         """Everything up to the emitted config; None on other ranks than the first, which end before the search."""
-        from dustin_profile.search.stage import run_search
+        from dustin_profile.search.stage import Timed, run_search
+        from dustin_profile.search.tau import agreement
 
         with self.ranks.alike(loading=True):
             asked, layers = self.settings.search.draft_layers, self.pair.draft_shape.layers
             if asked > layers:
                 raise UsageError(f"--draft-layers {asked}: the draft has {layers}; give 1 to {layers}")
+            if self.settings.objective.objective == "throughput":
+                self._check_room()
         store, heads = self.traces()
         if self.ranks.rank:
             return None
+        timed = None
+        if self.settings.objective.objective == "throughput":
+            agreement(store, 0)  # before steps are timed
+            timed = Timed(self.latency(), self._serving().steps, self._windowed(store))
         with self._timed("search", ALONE):
             return run_search(
                 self.run_dir,
@@ -153,7 +171,61 @@ class Pipeline:
                 budget=self.choice.budget,
                 device=self.device,
                 seconds=self._seconds(),
+                timed=timed,
             )
+
+    def latency(self, here: bool = False) -> Latency:
+        """Time the steps that a search for throughput may choose among, where that is not done yet.
+
+        Args:
+            here: whether it has to be done on this device.
+        """
+        from dustin_profile.latency.stage import measured
+
+        self._check_room()
+        with self._timed("latency", ALONE):
+            return measured(
+                self.run_dir,
+                self.pair,
+                lambda: (self.target, self.draft),
+                self._serving(),
+                self.dtype,
+                self.device,
+                self.settings.overwrite,
+                here,
+            )
+
+    def _windowed(self, store: TraceStore) -> Windowed | None:
+        """What a draft that keeps its first and last tokens proposes, if it may be chosen."""
+        if self.settings.objective.draft_cache == "full":
+            return None
+        from dustin_profile.traces.windowed import windowed_agreement
+
+        budgets = self._serving().steps.budgets
+        with self._timed("windowed", ALONE):
+            return windowed_agreement(
+                self.run_dir / "windowed",
+                store,
+                self.prompts,
+                lambda: self.draft,
+                self.pair.shared_vocab,
+                budgets,
+                self.settings.overwrite,
+            )
+
+    def _serving(self) -> Serving:
+        from dustin_profile.latency.stage import Serving
+
+        layers = min(self.settings.search.draft_layers, self.pair.draft_shape.layers)
+        steps = steps_to_time(self.settings, self.choice)
+        return Serving(self.settings.steps.batch, self.settings.data.context, steps, layers)
+
+    def _check_room(self) -> None:
+        """Refuse early what cannot be timed, unless it is timed already."""
+        from dustin_profile.latency.stage import LATENCY, check_room
+
+        if not (self.run_dir / LATENCY).exists():
+            check_room(self.pair, self._serving(), self.dtype, self.device)
 
     @contextmanager
     def _timed(self, stage: str, ranks: Ranks) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -97,6 +97,39 @@ def fidelity_curves(path: Path, curves: Mapping[str, Sequence[tuple[float, float
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    save(figure, path)
+
+
+def throughput_front(path: Path, record: Mapping[str, Any]) -> None:
+    """ARR on the reported documents over predicted tokens/s of every candidate, with intervals of those on the front.
+
+    Args:
+        record: `throughput` of a search's results.
+    """
+    figure = blank(7.0, 4.2)
+    axes = figure.add_subplot()
+    candidates = record["candidates"]
+    budgets = sorted({entry["budget"] for entry in candidates})
+    for place, k in enumerate(budgets):
+        own = [entry for entry in candidates if entry["budget"] == k]
+        shade = 0.25 + 0.75 * (place + 1) / len(budgets)
+        points = [(entry["tokens_per_s"]["mean"], entry["arr"]["mean"]) for entry in own]
+        axes.plot(*zip(*points, strict=True), "o", ms=3, color=MUTED, alpha=shade, lw=0, label=f"k = {k}")
+    ends = [candidates[index] for index in record["front"]]
+    speed = [entry["tokens_per_s"]["mean"] for entry in ends]
+    mean = [entry["arr"]["mean"] for entry in ends]
+    if all(entry["arr"]["low"] is not None for entry in ends):
+        reach = [[entry["arr"]["mean"] - entry["arr"]["low"] for entry in ends]]
+        reach.append([entry["arr"]["high"] - entry["arr"]["mean"] for entry in ends])
+        axes.errorbar(speed, mean, yerr=reach, fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
+    axes.plot(speed, mean, color=INK, lw=1.2, label="not beaten in both (search documents)")
+    chosen = candidates[record["chosen"]]
+    label = f"chosen: k = {chosen['budget']}, m = {chosen['m']}, depth {chosen['depth']}"
+    axes.plot([chosen["tokens_per_s"]["mean"]], [chosen["arr"]["mean"]], "o", color=ACCENT, label=label)
+    axes.set(xlabel=f"tokens/s, predicted, {record['latency']['device']}", ylabel="ARR (95 %)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.6)
+    axes.legend(fontsize=8, frameon=False)
     save(figure, path)
 
 

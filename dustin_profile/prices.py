@@ -6,9 +6,9 @@ import time
 from statistics import mean
 from typing import Any
 
-from dustin_profile.settings import PairChoice, Settings
+from dustin_profile.settings import PairChoice, Settings, default_rows, steps_to_time
 from dustin_runtime.models.shape import ModelShape, check_context
-from dustin_runtime.pricing import DEVICES, Device, price_profile
+from dustin_runtime.pricing import DEVICES, Device, StagePrice, devices_needed, price_profile, weights_bytes
 
 NEEDLES = 10
 """Needles in the built-in file; a dry run does not read one."""
@@ -23,11 +23,13 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
     Raises:
         MissingError: the pair is not a known one, and its configs cannot be read.
         CapacityError: prompts exceed a model's context.
+        UsageError: the target cannot be split as asked.
     """
     target, draft = pair_shapes(settings, choice)
     data, heads = settings.data, settings.heads
     for shape in (target, draft):
-        check_context(shape, max(heads.lengths) + heads.steps, f"--length {max(heads.lengths)}")
+        if "srh" in stages:
+            check_context(shape, max(heads.lengths) + heads.steps, f"--length {max(heads.lengths)}")
         if "trace" in stages:
             check_context(shape, data.context + data.continuation, "--context with --continuation")
     needles = min(heads.needle_count or NEEDLES, NEEDLES)
@@ -44,7 +46,11 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
             needle_mean_length=round(mean(heads.lengths)),
             device=device,
             element_bytes=element_bytes,
+            tensor_parallel=heads.tensor_parallel,
+            rows=heads.rows or default_rows(device.name),
         )
+        if "latency" in stages:
+            priced[2:] = _timed(settings, choice, target, draft, priced[2], device, element_bytes)
         shared = {"device": device.name, "element_bytes": element_bytes}
         rows += [shared | stage._asdict() for stage in priced if stage.stage in stages]
     return {
@@ -52,8 +58,50 @@ def price(settings: Settings, choice: PairChoice, stages: tuple[str, ...]) -> di
         "pair": choice.name,
         "target": {"id": choice.target, "parameters": target.parameters, "layers": target.layers},
         "draft": {"id": choice.draft, "parameters": draft.parameters, "layers": draft.layers},
+        "tensor_parallel": heads.tensor_parallel,
         "stages": rows,
     }
+
+
+def _timed(
+    settings: Settings,
+    choice: PairChoice,
+    target: ModelShape,
+    draft: ModelShape,
+    search: StagePrice,
+    device: Device,
+    element_bytes: int,
+) -> list[StagePrice]:
+    """The steps that are timed for a search for throughput, each at its floor, and that search, over every budget.
+
+    Left out: noise for the caches, and on a GPU kernels compiled and graphs captured, which take longer than the steps.
+    """
+    from dustin_profile.latency.measure import GPU_STEPS, LEAST_REPEATS, LIMIT_S, REPEATS, WARM_UP, selection_for
+    from dustin_profile.latency.model import Range, steps_left_out, steps_to_fit
+    from dustin_runtime.roofline import step_costs
+
+    steps, rows, context = steps_to_time(settings, choice), settings.steps.batch, settings.data.context
+    among, layers = Range(*steps), min(settings.search.draft_layers, draft.layers)
+    at_once = 2 if device.name == "this cpu" else GPU_STEPS  # on a CPU a reference beside each
+    seconds = 0.0
+    for step in (*steps_to_fit(among, layers), *steps_left_out(among, layers)):
+        costs = step_costs(
+            "dustin",
+            target,
+            draft,
+            [context] * rows,
+            depth=step.depth,
+            selection=selection_for(step, target, draft),
+            draft_budget=step.budget if step.windowed else None,
+            element_bytes=element_bytes,
+        )
+        one = costs.milliseconds(device) / 1e3
+        seconds += WARM_UP * one + max(LEAST_REPEATS * at_once * one, min(REPEATS * at_once * one, LIMIT_S))
+    held = sum(
+        weights_bytes(shape, element_bytes) + rows * shape.kv_bytes(context, element_bytes) for shape in (target, draft)
+    )
+    timed = StagePrice("latency", seconds, held, 0, devices_needed(held, device))
+    return [timed, search._replace(seconds=search.seconds * len(steps.budgets))]
 
 
 def pair_shapes(settings: Settings, choice: PairChoice) -> tuple[ModelShape, ModelShape]:
@@ -86,12 +134,14 @@ def pair_shapes(settings: Settings, choice: PairChoice) -> tuple[ModelShape, Mod
 
 
 def _devices(settings: Settings) -> list[tuple[Device, int]]:
-    """This processor, as measured now, in float32; and every GPU of the table in bfloat16."""
+    """This processor, as measured now, in float32, a team's processes sharing it; and every GPU of the table in
+    bfloat16."""
     wide = 2 if settings.models.dtype in ("bfloat16", "float16") else 4
     gpus = [
         (device, 4 if settings.models.dtype == "float32" else 2) for name, device in DEVICES.items() if name != "cpu"
     ]
-    here = [(measure_cpu(), wide)]
+    cpu, team = measure_cpu(), settings.heads.tensor_parallel
+    here = [(cpu._replace(flops_per_s=cpu.flops_per_s / team, bytes_per_s=cpu.bytes_per_s / team), wide)]
     return here if settings.models.device == "cpu" else here + gpus
 
 

@@ -34,6 +34,71 @@ def rows(results: dict[str, Any]) -> list[list[str]]:
 HEADER = ["policy", "ARR (95 %)", "prefix ARR", "hybrid minus it (95 %)", "ARR, search documents"]
 
 
+FRONT_HEADER = [
+    "",
+    "k",
+    "m",
+    "draft layers",
+    "depth",
+    "draft cache",
+    "ARR (95 %)",
+    "step ms",
+    "tokens per step",
+    "tokens/s, predicted (95 %)",
+]
+
+
+def front_rows(record: dict[str, Any]) -> list[list[str]]:
+    """The candidates that no other one beats in ARR and speed, the fastest first, and the chosen one.
+
+    Args:
+        record: `throughput` of the results.
+    """
+    table = []
+    chosen = record["chosen"]
+    shown = record["front"] if chosen in record["front"] else [chosen, *record["front"]]
+    for index in shown:
+        entry = record["candidates"][index]
+        speed = with_interval(entry["tokens_per_s"], digits=1)
+        table.append(
+            [
+                "chosen" if index == chosen else "",
+                str(entry["budget"]),
+                str(entry["m"]),
+                ", ".join(map(str, entry["draft_layers"])) or "none",
+                str(entry["depth"]),
+                entry["draft_cache"],
+                with_interval(entry["arr"]),
+                f"{entry['step_ms']:.2f}",
+                f"{entry['tau']['mean']:.2f}",
+                speed,
+            ]
+        )
+    return table
+
+
+def about_front(record: dict[str, Any]) -> str:
+    """What the predictions rest on."""
+    rule, window, latency = record["rule"], record["windowed_draft"], record["latency"]
+    asked = "within one standard error of the best"
+    if rule["choose"] == "least-arr":
+        asked = f"at least {rule['least_arr']:g}"
+    share = window["least_share_of_tau"]
+    pays = f"it pays off if it keeps {share:.1%} of its tokens per step" if share < 1 else "it does not pay off"
+    assumed = ""
+    if any(entry["assumed_arr"] for entry in record["candidates"]):
+        assumed = " ARR of sink+window is assumed to be that of a draft that reads everything."
+    return (
+        f"The fastest of {len(record['candidates'])} whose ARR on the search documents is {asked}; the table has those"
+        " that no other one beats in both. Tokens per step are those of lossless greedy verification: what sparse"
+        f" verification changes is left out. Steps: batch {record['batch']}, {record['context']} tokens of synthetic"
+        f" context, {latency['device']}, {latency['dtype']}; the model of their time is off by"
+        f" {latency['max_relative_error']:.1%} at most on steps that it was not fitted to. ARR is that of the traced"
+        f" depth.{assumed} A draft that reads its first and last k tokens would take {window['step_ms']:.2f} instead of"
+        f" {window['full_step_ms']:.2f} ms: {pays}."
+    )
+
+
 def with_interval(value: dict[str, Any], sign: bool = False, digits: int = 4) -> str:
     """`0.8312 [0.8170, 0.8441]`; the mean alone where there is no interval."""
     form = f"{'+' if sign else ''}.{digits}f"
@@ -87,6 +152,9 @@ def markdown(results: dict[str, Any]) -> str:
             f"{guard['documents']} documents, error {at['rms']:.4f} (root of the mean square, {errors}), too high by "
             f"more than {at['overestimate']:.4f} in 5 % of windows.",
         ]
+    if record := results.get("throughput"):
+        lines += ["", "## ARR against speed", "", *table(FRONT_HEADER, front_rows(record)), "", about_front(record)]
+        lines += ["", "![ARR against predicted tokens/s](throughput.png)"]
     if provenance := results.get("provenance"):
         packages = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
         lines += ["", f"Device: {provenance['device']}. Versions: {packages}."]

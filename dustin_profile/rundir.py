@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dustin_runtime.parallel.ranks import Ranks
 
 LOCK = ".lock"
-FOLDERS = ("", "srh", "srh/target", "srh/draft", "traces", "search")
+FOLDERS = ("", "srh", "srh/target", "srh/draft", "traces", "windowed", "search")
 """Where a run writes."""
 
 

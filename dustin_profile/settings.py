@@ -7,15 +7,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dustin_profile.choices import Credit, Evaluation, Heuristic, Lookahead, Mode, Sampler, Template
+from dustin_profile.choices import (
+    Credit,
+    DraftCaches,
+    Evaluation,
+    Heuristic,
+    Lookahead,
+    Mode,
+    Objective,
+    Rule,
+    Sampler,
+    Template,
+)
 from dustin_runtime.errors import UsageError
 
 
 def option(default: Any, help: str, flag: str | None = None) -> Any:
     """A field that is also an option; `flag` where its name is not the field's."""
     return field(default=default, metadata={"help": help, "flag": flag})
+
+
+GPU_ROWS = 8
+"""Prompts that a GPU continues together: one token of all costs little more than of one, for the weights are read."""
+
+
+def default_rows(device: str) -> int:
+    """Of `HeadSettings.rows`, by a device's name."""
+    return 1 if device.endswith("cpu") else GPU_ROWS
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,9 @@ class HeadSettings:
     steps: int = option(32, "Tokens that an answer may take in mode generate.", "answer-tokens")
     rows: int | None = option(
         None, "Prompts that are continued together, needles' and documents'; default: 8 on a GPU, 1 on a CPU."
+    )
+    tensor_parallel: int = option(
+        1, "Processes of torchrun that split one target: each team of so many neighbours is dealt work as one."
     )
     stop_when_stable: bool = option(
         False, "Stop at fewer prompts once halves of the needles rank the same heads first."
@@ -101,6 +124,46 @@ class SearchSettings:
 
 
 @dataclass(frozen=True)
+class ObjectiveSettings:
+    """What the search is for. The defaults are the paper's search."""
+
+    objective: Objective = option(
+        "arr", "Maximise ARR at one budget and depth, or predicted tokens/s over several; see --choose."
+    )
+    choose: Rule = option(
+        "within-1se",
+        "With --objective throughput: take the fastest whose ARR on the search documents is within one standard error"
+        " of the best, or at least --least-arr.",
+    )
+    least_arr: float = option(0.9, "With --choose least-arr: the ARR to keep.")
+    draft_cache: DraftCaches = option(
+        "full",
+        "With --objective throughput: the draft's cache, or both to choose from. Acceptance of sink+window is measured;"
+        " its ARR is assumed to be that of the full one.",
+    )
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Which steps are timed, and may be chosen for throughput."""
+
+    batch: int = option(1, "Rows that are decoded together.")
+    budgets: tuple[int, ...] = option(
+        (), "k that may be chosen; repeat. Default: --budget, else 128, 256, 512 and 1024 as far as below the context."
+    )
+    draft_tokens: tuple[int, ...] = option(
+        (),
+        "Draft tokens per step that may be chosen, --depth at most; repeat. Default: 2 to 8 as far as traced.",
+        "depths",
+    )
+
+
+_BUDGETS, _DEPTHS = (128, 256, 512, 1024), range(2, 9)
+_LEAST_BUDGET = 8
+"""Fewest tokens that a draft with a window can read."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """One run."""
 
@@ -111,6 +174,8 @@ class Settings:
     heads: HeadSettings = HeadSettings()
     data: DataSettings = DataSettings()
     search: SearchSettings = SearchSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    steps: StepSettings = StepSettings()
     overwrite: bool = False
 
 
@@ -171,6 +236,7 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         "--least-documents": data.least_documents,
         "--continuation": data.continuation,
         "--rows": _given(heads.rows, 1),
+        "--tensor-parallel": heads.tensor_parallel,
         "--windows": data.windows,
         "--width": width,
         "--draft-layers": search.draft_layers,
@@ -195,6 +261,75 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         raise UsageError(f"--held-out {search.held_out}: give a share between 0 and 1")
     if fault := budget_fault(choice.budget, 0, search.sink, search.window):
         raise UsageError(f"--{fault}")
+    _check_objective(settings, choice)
+
+
+def _check_objective(settings: Settings, choice: PairChoice) -> None:
+    """The part of `check_settings` about the objective. Raises UsageError."""
+    objective, steps = settings.objective, settings.steps
+    if objective.objective == "arr":
+        for group in (objective, steps):
+            for own in fields(group):
+                if getattr(group, own.name) != own.default:
+                    flag = own.metadata["flag"] or own.name.replace("_", "-")
+                    raise UsageError(f"--{flag}: says nothing about --objective arr; add --objective throughput")
+        return
+    if settings.search.sampler != "exact":
+        raise UsageError(f"--sampler {settings.search.sampler}: --objective throughput enumerates; leave it out")
+    if not 0 < objective.least_arr <= 1:
+        raise UsageError(f"--least-arr {objective.least_arr}: give an ARR above 0 and at most 1")
+    if objective.choose != "least-arr" and objective.least_arr != ObjectiveSettings().least_arr:
+        raise UsageError(f"--least-arr {objective.least_arr}: add --choose least-arr")
+    steps_to_time(settings, choice)
+
+
+class StepsToTime(NamedTuple):
+    """What the steps of a run range over."""
+
+    budgets: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
+def steps_to_time(settings: Settings, choice: PairChoice) -> StepsToTime:
+    """Budgets and depths that may be chosen, ascending, once each.
+
+    Raises:
+        UsageError: one of them cannot be served or is not traced; names the option.
+    """
+    steps, search, context = settings.steps, settings.search, settings.data.context
+    if steps.batch < 1:
+        raise UsageError(f"--batch {steps.batch}: must be at least 1")
+    least = max(search.sink + search.window + 2, _LEAST_BUDGET)  # one token for each side to choose
+    if steps.budgets and search.budget is not None:
+        raise UsageError(f"--budget {search.budget}: give it or --budgets, not both")
+    budgets = steps.budgets or ((search.budget,) if search.budget is not None else ())
+    for k in budgets:
+        if not least <= k < context:
+            raise UsageError(f"--budgets {k}: give {least} to {context - 1}, less than --context {context}")
+    budgets = budgets or tuple(k for k in _BUDGETS if least <= k < context)
+    if not budgets:
+        raise UsageError(f"--context {context}: none of k = {', '.join(map(str, _BUDGETS))} fits; give --budgets")
+    for depth in steps.draft_tokens:
+        if not 1 <= depth <= choice.depth:
+            raise UsageError(
+                f"--depths {depth}: give 1 to {choice.depth}, the depth that is traced; for more, raise --depth"
+            )
+    depths = steps.draft_tokens or tuple(depth for depth in _DEPTHS if depth <= choice.depth) or (choice.depth,)
+    return StepsToTime(tuple(sorted(set(budgets))), tuple(sorted(set(depths))))
+
+
+def require_teams(size: int, processes: int) -> None:
+    """Refuse teams of a size that the processes of the run do not divide into.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    if processes % size:
+        started = "this is one process" if processes == 1 else f"{processes} processes do not divide into teams of it"
+        raise UsageError(
+            f"--tensor-parallel {size}: {started}; start a multiple of {size} with "
+            "torchrun --nproc-per-node N -m dustin_profile"
+        )
 
 
 def by_flag(settings: Settings) -> dict[str, object]:

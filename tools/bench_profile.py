@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from dustin_profile.pipeline import GPU_ROWS
 from dustin_profile.prompts import Sample
 from dustin_profile.provenance import versions
 from dustin_profile.search.budget import Budget
 from dustin_profile.search.evaluate import evaluate
 from dustin_profile.search.phases import SearchOptions, search
+from dustin_profile.settings import GPU_ROWS
 from dustin_profile.srh.score import Prober
 from dustin_profile.traces.collect import Collector, Prompted, TraceSettings
 from dustin_profile.traces.resident import resident

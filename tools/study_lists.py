@@ -27,12 +27,13 @@ from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
 from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import interval
-from dustin_runtime.config import DustinConfig, OwnLists, changed, load_config
+from dustin_runtime.config import DustinConfig, Fusion, OwnLists, changed, load_config
 from dustin_runtime.files import write_json
 from dustin_runtime.policies import Policy, make_policy
+from dustin_runtime.policies.dustin_fused import DustinFused
 from dustin_runtime.policies.dustin_layers import DustinLayers
 
-LAYERS, BASE = DustinLayers.name, "dustin"
+LAYERS, FUSED, BASE = DustinLayers.name, DustinFused.name, "dustin"
 BESIDE = (BASE, "dustin-d", "dustin-t", "snapkv-8", *ORACLES)
 VARIED: dict[str, tuple[Any, ...]] = {
     "share": (0.25, 0.75),
@@ -73,6 +74,13 @@ def policies(cells: Sequence[Cell], budgets: Sequence[int], served: DustinConfig
                 own = OwnLists.model_validate(fields)
                 selection = selection.model_copy(update={"own": own})
                 name = f"{LAYERS} {own.share:g} q{own.queries} s{own.per_step} {own.heads}"
+            if method == FUSED:
+                if fields.get("per_step") == "all":
+                    fields["per_step"] = served.pair.target.layers
+                fusion = Fusion.model_validate(fields)
+                selection = selection.model_copy(update={"fusion": fusion})
+                weights = f"{fusion.own:g}/{fusion.lookahead:g}/{fusion.history:g}"
+                name = f"{FUSED} {weights} q{fusion.queries} s{fusion.per_step} {fusion.heads} kept {fusion.kept:g}"
             policy = ORACLES[method](selection) if method in ORACLES else make_policy(method, selection)
             found[f"{name} k{budget}"] = policy
     return [Named(name, policy) for name, policy in found.items()]

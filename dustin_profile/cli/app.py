@@ -13,6 +13,7 @@ from dustin_profile.cli import (
     env,
     eval,
     fidelity,
+    latency,
     overhead,
     pairs,
     pg19,
@@ -63,6 +64,7 @@ def _main(
 app.command("search", short_help="Everything up to the emitted config.")(stages.search)
 app.command("srh", short_help="Find the retrieval heads of both models.")(stages.srh)
 app.command("trace", short_help="Collect attention traces of documents.")(stages.trace)
+app.command("latency", short_help="Time steps for a search for throughput.")(latency.latency)
 app.command("check", short_help="Exit 3 if ARR fell below a baseline.")(check.check)
 app.command("drift", short_help="KL against full verification by tokens.")(drift.drift)
 eval.app.command("arr", short_help="ARR from traces: by budget, m, layer, distance.")(arr.arr)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import typer
 
-from dustin_profile.settings import DataSettings, HeadSettings, ModelSettings, SearchSettings
+from dustin_profile.settings import (
+    DataSettings,
+    HeadSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    SearchSettings,
+    StepSettings,
+)
 from dustin_runtime.recipe_files import complete_pair
 
 if TYPE_CHECKING:
@@ -22,6 +29,8 @@ PANELS = {
     HeadSettings: "Heads",
     DataSettings: "Calibration data",
     SearchSettings: "Search",
+    ObjectiveSettings: "Objective",
+    StepSettings: "Steps",
 }
 
 

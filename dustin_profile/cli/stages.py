@@ -13,12 +13,15 @@ from dustin_profile.settings import (
     DataSettings,
     HeadSettings,
     ModelSettings,
+    ObjectiveSettings,
     PairChoice,
     SearchSettings,
     Settings,
+    StepSettings,
     by_flag,
     check_settings,
     choose_pair,
+    require_teams,
 )
 from dustin_runtime.parallel.environment import rank, world_size
 
@@ -94,12 +97,21 @@ def trace(
         print("{folder}: {documents} documents, {windows} windows, {bytes} bytes".format(**summary))
 
 
-@with_settings(models=ModelSettings, heads=HeadSettings, data=DataSettings, search=SearchSettings)
+@with_settings(
+    models=ModelSettings,
+    heads=HeadSettings,
+    data=DataSettings,
+    search=SearchSettings,
+    objective=ObjectiveSettings,
+    steps=StepSettings,
+)
 def search(
     models: ModelSettings,
     heads: HeadSettings,
     data: DataSettings,
     search: SearchSettings,
+    objective: ObjectiveSettings,
+    steps: StepSettings,
     depth: Depth = None,
     run_dir: RunDir = None,
     overwrite: Overwrite = False,
@@ -108,9 +120,12 @@ def search(
     quiet: Quiet = False,
 ) -> None:
     """Search layers and budget split, and emit the config: runs the stages before it as needed."""
-    run = Run(depth, search.budget, run_dir, overwrite, quiet, models=models, heads=heads, data=data, search=search)
+    groups = {"models": models, "heads": heads, "data": data}
+    groups |= {"search": search, "objective": objective, "steps": steps}
+    run = Run(depth, search.budget, run_dir, overwrite, quiet, **groups)
     if dry_run:
-        run.price(as_json, ("srh", "trace", "search"))
+        timed = ("latency",) if objective.objective == "throughput" else ()
+        run.price(as_json, ("srh", "trace", *timed, "search"))
         return
     with run.started() as pipeline:
         found = pipeline.search()
@@ -166,18 +181,24 @@ class Run:
 
             go_offline()
         if alone:
-            self.checked()  # before torch is imported
+            self._startable()  # before torch is imported
         from dustin_profile.pipeline import Pipeline
         from dustin_profile.rundir import held
         from dustin_runtime.parallel.ranks import joined
 
         with joined() as ranks:
             with ranks.alike():
-                settings, choice = self.checked()
-                pipeline = Pipeline(settings, choice, ranks)
+                settings, choice = self._startable()
+                pipeline = Pipeline(settings, choice, ranks.in_teams(settings.heads.tensor_parallel))
             ranks.agree(_facts(settings, pipeline.device))
             with held(settings.run_dir, ranks):
                 yield pipeline
+
+    def _startable(self) -> tuple[Settings, PairChoice]:
+        """As `checked`, with the processes that there are."""
+        settings, choice = self.checked()
+        require_teams(settings.heads.tensor_parallel, world_size())
+        return settings, choice
 
     def price(self, as_json: bool, stages: tuple[str, ...]) -> None:
         """Print what stages would cost, on one device."""

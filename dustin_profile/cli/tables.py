@@ -24,7 +24,7 @@ def heads_table(data: dict[str, Any]) -> None:
 
 def results_table(results: dict[str, Any]) -> None:
     """The held-out table of a search and what was chosen."""
-    from dustin_profile.report import HEADER, about_m, rows
+    from dustin_profile.report import FRONT_HEADER, HEADER, about_front, about_m, front_rows, rows
 
     pair, chosen = results["pair"], results["selection"]
     title = f"{pair['target']['id']} with {pair['draft']['id']}, k = {chosen['budget']}, {results['split']} documents"
@@ -37,6 +37,31 @@ def results_table(results: dict[str, Any]) -> None:
         f"history: target layer {chosen['history']['layer']}; lookahead: draft layers {lookahead}; "
         f"m = {chosen['m']}{about_m(results['m'])}"
     )
+    if record := results.get("throughput"):
+        plain_table("ARR against speed", FRONT_HEADER, front_rows(record))
+        print(about_front(record))
+
+
+def latency_table(document: dict[str, Any]) -> None:
+    """Steps as measured and as the model has them."""
+    header = ["depth", "k", "draft cache", "scored draft layers", "history", "ms", "model", "fitted"]
+    rows = [
+        [
+            str(row["depth"]),
+            str(row["budget"]),
+            "sink+window" if row["windowed"] else "full",
+            str(row["layers"]),
+            "scored" if row["history"] else "",
+            f"{row['ms']:.3f}",
+            f"{row['predicted_ms']:.3f} ({row['predicted_ms'] / row['ms'] - 1:+.1%})",
+            "yes" if row["fitted"] else "no",
+        ]
+        for row in document["measurements"]
+    ]
+    inputs = document["inputs"]
+    title = f"{document['device']}, {document['dtype']}: batch {inputs['batch']}, {inputs['context']} tokens of context"
+    plain_table(title, header, rows)
+    print(f"at most {document['max_relative_error']:.1%} off on steps that were not fitted")
 
 
 def verdict_table(verdict: Verdict) -> None:
@@ -86,7 +111,9 @@ def eval_table(results: dict[str, Any]) -> None:
 
 def price_table(prices: dict[str, Any]) -> None:
     """What a dry run found."""
-    title = f"{prices['pair']}: {prices['target']['id']} with {prices['draft']['id']}"
+    title, team = f"{prices['pair']}: {prices['target']['id']} with {prices['draft']['id']}", prices["tensor_parallel"]
+    if team > 1:
+        title += f", the target split over {team} devices"
     table = Table(title=title, box=None, header_style="bold", title_justify="left")
     for name in ("device", "stage", "time", "memory", "devices", "disk"):
         table.add_column(name, justify="left" if name in ("device", "stage") else "right")
@@ -97,18 +124,18 @@ def price_table(prices: dict[str, Any]) -> None:
             row["stage"],
             duration(row["seconds"]),
             size(row["gpu_bytes"]),
-            _devices(row),
+            _devices(row, team),
             size(row["disk_bytes"]),
         )
         previous = row["device"]
     _print(table)
 
 
-def _devices(row: dict[str, Any]) -> str:
-    """How many devices a stage needs; this version runs on one."""
+def _devices(row: dict[str, Any], team: int) -> str:
+    """How many devices a stage needs: those of a team, or more where its parts do not fit."""
     if not row["gpu_bytes"]:
         return ""
-    if row["device"] == "this cpu" and row["devices"] > 1:
+    if row["device"] == "this cpu" and row["devices"] > team:
         return "does not fit"
     return str(row["devices"])
 

@@ -27,7 +27,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Judged:
     """The configuration whose lists are judged."""
 
     target_layer: int
@@ -41,7 +41,7 @@ class Chosen:
         return size, min(self.m * size // self.budget.k, room)
 
 
-def fit_guard(searched: Documents, reported: Documents, chosen: Chosen, held_out: bool) -> Guard | None:
+def fit_guard(searched: Documents, reported: Documents, chosen: Judged, held_out: bool) -> Guard | None:
     """Fit at the budget, and at all sizes of an adaptive one together; None if no prefix is longer than the budget.
 
     Args:
@@ -64,7 +64,7 @@ def fit_guard(searched: Documents, reported: Documents, chosen: Chosen, held_out
     )
 
 
-def observe(documents: Documents, chosen: Chosen, sizes: Sequence[int]) -> dict[int, list[Array]]:
+def observe(documents: Documents, chosen: Judged, sizes: Sequence[int]) -> dict[int, list[Array]]:
     """By size and document, [windows, 3]: shares of history and lookahead on the list, and its ARR.
 
     Windows whose prefix is no longer than the size are left out: their lists hold everything.
@@ -88,7 +88,7 @@ def least_squares(documents: Sequence[Array]) -> tuple[float, float, float]:
     return float(found[0]), float(found[1]), float(found[2])
 
 
-def _rows(windows: Windows, history: torch.Tensor, lookahead: torch.Tensor, chosen: Chosen, size: int) -> torch.Tensor:
+def _rows(windows: Windows, history: torch.Tensor, lookahead: torch.Tensor, chosen: Judged, size: int) -> torch.Tensor:
     budget, m = chosen.at(size)
     sink, window = chosen.budget.sink, chosen.budget.window
     kept = select(lookahead, history, windows.prefix, budget=budget, m=m, sink=sink, window=window)

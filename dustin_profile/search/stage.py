@@ -1,11 +1,14 @@
-"""The stage that searches: three phases on the search split, figures from the held-out split, one YAML."""
+"""The stage that searches: three phases on the search split, figures from the held-out split, one YAML.
+
+With a measured latency it searches for throughput instead: the phases at every budget, and one candidate of many.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -13,17 +16,23 @@ from dustin_profile.provenance import arguments, device_name, versions
 from dustin_profile.rundir import open_stage
 from dustin_profile.search.budget import Budget
 from dustin_profile.search.evaluate import Policy, Recovery, evaluate
-from dustin_profile.search.guard import Chosen, fit_guard
+from dustin_profile.search.guard import Judged, fit_guard
 from dustin_profile.search.phases import SearchOptions, SearchResult, search
 from dustin_profile.search.study import StudyResult, write_study
-from dustin_profile.settings import SearchSettings, Settings
+from dustin_profile.settings import SearchSettings, Settings, StepsToTime
 from dustin_profile.statistics import flat_top, interval, m_interval, split
 from dustin_profile.traces.collect import Heads
 from dustin_profile.traces.resident import resident
 from dustin_profile.traces.store import TraceStore
+from dustin_profile.traces.windows import Documents
 from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
 from dustin_runtime.files import digest, write_json, write_text
 from dustin_runtime.loading import Pair
+
+if TYPE_CHECKING:
+    from dustin_profile.latency.stage import Latency
+    from dustin_profile.search.throughput import Chosen
+    from dustin_profile.traces.windowed import Windowed
 
 RESULTS_VERSION = 1
 SEARCH_VERSION = 1
@@ -49,20 +58,24 @@ def run_search(
     budget: int,
     device: str,
     seconds: Mapping[str, float],
+    timed: Timed | None = None,
 ) -> Found:
-    """Search, evaluate, and write `config.yaml`, `results.json`, `results.md` and `arr.png` to the run directory.
+    """Search, evaluate, and write `config.yaml`, `results.json`, `results.md` and `arr.png` to the run directory; for
+    throughput `throughput.png` too.
 
     Args:
         heads: `history` and `evaluation` of the target, `lookahead` of the draft.
         device: where traces are ranked.
         seconds: time spent per stage, for the provenance.
+        timed: to search for throughput; budget and depth are then chosen too.
 
     Raises:
         ConfigError: the budget leaves nothing to choose.
         ConflictError: the run directory holds a search with other settings.
+        UsageError: no candidate has the ARR that is asked for.
+        MissingError: for throughput, the traces do not say what the draft would have proposed.
     """
     chosen = settings.search
-    limits = Budget(budget, chosen.sink, chosen.window)
     entries = store.entries
     held_out = split([e["id"] for e in entries], [e["source"] for e in entries], chosen.held_out)
     ids = [entry["id"] for entry in entries]
@@ -71,9 +84,20 @@ def run_search(
     reported = resident(store.subset(held_out or ids), place)
     folder = run_dir / "search"
     inputs = {"version": SEARCH_VERSION, "traces": digest(store.inputs)} | asdict(chosen) | {"budget": budget}
+    if timed:
+        inputs |= {"objective": asdict(settings.objective), "steps": timed.inputs()}
     open_stage(folder, inputs, settings.overwrite)
 
-    found = search(searched, search_options(chosen, budget))
+    best: Chosen | None = None
+    draft_cache: Literal["full", "sink+window"] = "full"
+    if timed:
+        best = _fastest(searched, reported, settings, timed)
+        candidate = best.candidate
+        found, budget, depth = candidate.split.found, candidate.split.budget, candidate.depth
+        draft_cache = candidate.draft_cache
+    else:
+        found = search(searched, search_options(chosen, budget))
+    limits = Budget(budget, chosen.sink, chosen.window)
     curve = found.curve.per_document.mean(0).tolist()
     study = write_study(
         folder / "study.log",
@@ -84,6 +108,8 @@ def run_search(
         trials=chosen.trials,
         attributes={"budget": budget, "target_layer": found.target.layer, "draft_layers": list(found.draft.layers)},
     )
+    if best:  # what is the fastest need not be the top of the curve
+        study = study._replace(m=found.curve.m)
     selection = Selection(
         budget=budget,
         sink=chosen.sink,
@@ -99,7 +125,7 @@ def run_search(
     in_sample = evaluate(
         searched, target_layer=found.target.layer, draft_layers=found.draft.layers, m=study.m, budget=limits
     )
-    judged = Chosen(found.target.layer, found.draft.layers, study.m, limits)
+    judged = Judged(found.target.layer, found.draft.layers, study.m, limits)
     guard = fit_guard(searched, reported, judged, held_out=bool(held_out))
     results = _results(pair, store, heads, settings, depth, selection, found, study, measured, in_sample, held_out)
     provenance = pair.provenance() | {
@@ -111,13 +137,24 @@ def run_search(
         "arguments": arguments(settings),
         "stage_seconds": {name: round(value, 1) for name, value in seconds.items()},
     }
+    evidence = _evidence(results)
+    if best:
+        results["throughput"] = best.record
+        evidence["predicted"] = _predicted(best.record)
+        provenance["search"] = {
+            "objective": "throughput",
+            "rule": best.record["rule"],
+            "candidates": len(best.record["candidates"]),
+            "latency_sha256": best.record["latency"]["sha256"],
+        }
     config = DustinConfig(
         pair=pair.identity(),
         depth=depth,
         selection=selection,
+        draft_cache=draft_cache,
         rope=pair.rope,
         guard=guard,
-        evidence=_evidence(results),
+        evidence=evidence,
         provenance=provenance,
     )
     if guard:
@@ -127,6 +164,40 @@ def run_search(
     results["provenance"] = provenance
     _write(run_dir, config, results)
     return Found(config, results)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a search for throughput has beside traces."""
+
+    latency: Latency
+    steps: StepsToTime
+    windowed: Windowed | None
+    """What a draft with a window proposes, where that may be chosen."""
+
+    def inputs(self) -> dict[str, Any]:
+        """What of it decides the result."""
+        return {
+            "budgets": list(self.steps.budgets),
+            "depths": list(self.steps.depths),
+            "latency_sha256": self.latency.sha256,
+        }
+
+
+def _fastest(searched: Documents, reported: Documents, settings: Settings, timed: Timed) -> Chosen:
+    from dustin_profile.search.throughput import search_throughput
+
+    options = [search_options(settings.search, k) for k in timed.steps.budgets]
+    return search_throughput(
+        searched,
+        reported,
+        options,
+        timed.steps.depths,
+        timed.latency,
+        settings.objective,
+        settings.search.seed,
+        timed.windowed,
+    )
 
 
 def search_options(settings: SearchSettings, budget: int) -> SearchOptions:
@@ -217,8 +288,21 @@ def _evidence(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _predicted(record: dict[str, Any]) -> dict[str, Any]:
+    """What the config should do where its latency was measured; nobody has seen it do so."""
+    chosen = record["candidates"][record["chosen"]]
+    return {
+        "tokens_per_s": {key: round(x, 3) if isinstance(x, float) else x for key, x in chosen["tokens_per_s"].items()},
+        "tau": round(chosen["tau"]["mean"], 3),
+        "step_ms": round(chosen["step_ms"], 3),
+        "batch": record["batch"],
+        "context": record["context"],
+        "device": record["latency"]["device"],
+    }
+
+
 def _write(run_dir: Path, config: DustinConfig, results: dict[str, Any]) -> None:
-    from dustin_profile.plots import split_curve
+    from dustin_profile.plots import split_curve, throughput_front
     from dustin_profile.report import markdown
 
     (run_dir / "config.yaml").unlink(missing_ok=True)  # an earlier one must not stand beside newer results
@@ -227,4 +311,6 @@ def _write(run_dir: Path, config: DustinConfig, results: dict[str, Any]) -> None
     curve, m = results["m"]["curve"], results["m"]
     lines = {name: results["policies"][name]["in_sample_arr"] for name in ("oracle", "streaming")}
     split_curve(run_dir / "arr.png", curve, m["chosen"], tuple(m["flat"]), lines)
+    if record := results.get("throughput"):
+        throughput_front(run_dir / "throughput.png", record)
     save_config(config, run_dir / "config.yaml")  # last: it says that the run is complete

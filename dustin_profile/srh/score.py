@@ -20,6 +20,7 @@ from dustin_runtime.attention.scoring import rows_at
 from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.greedy import GreedyDecoder
 from dustin_runtime.models.decoder import Decoder
+from dustin_runtime.parallel.watch import LONG
 from dustin_runtime.prefill import CHUNK, prefill
 from dustin_runtime.scaled import Held
 
@@ -40,6 +41,8 @@ class Score(NamedTuple):
 
 class Prober:
     """Runs needle prompts through one model, keeping the parts of the cache that consecutive prompts share.
+
+    All ranks that a model is split over run the same prompts, and come to the same scores.
 
     Args:
         rows: prompts whose answers are generated together.
@@ -95,10 +98,11 @@ class Prober:
         Raises:
             NothingMeasuredError: the model computes something that is not finite.
         """
-        for row, sample in enumerate(samples):
-            self._prefill(row, sample.ids)  # the last token is the first query to observe
-        answers = self._answers(samples) if self.decoder else [sample.answer_ids for sample in samples]
-        return [self._score(row, *each) for row, each in enumerate(zip(samples, answers, strict=True))]
+        with self.model.watched(LONG):
+            for row, sample in enumerate(samples):
+                self._prefill(row, sample.ids)  # the last token is the first query to observe
+            answers = self._answers(samples) if self.decoder else [sample.answer_ids for sample in samples]
+            return [self._score(row, *each) for row, each in enumerate(zip(samples, answers, strict=True))]
 
     def _prefill(self, row: int, ids: Sequence[int]) -> None:
         """All tokens of a prompt but the last, of which the best row's part is copied."""
@@ -124,7 +128,7 @@ class Prober:
         ids = sample.ids
         response = self.decode(answer)
         if self.decoder and not self.accept(response, sample.needle):
-            nothing = torch.zeros(self.model.shape.layers, self.model.shape.query_heads)
+            nothing = torch.zeros(self.model.shape.layers, self.model.whole.query_heads)
             return Score(False, response, nothing, nothing)
         mass = self._span_mass(row, [ids[-1], *answer[:-1]], len(ids) - 1, sample.span)
         _require_finite(mass, sample)
@@ -134,19 +138,23 @@ class Prober:
         return Score(True, response, mass @ copies.clamp(max=1) / steps, mass @ copies / steps)
 
     def _span_mass(self, row: int, tokens: list[int], start: int, span: Sequence[int]) -> Tensor:
-        """Attention mass on `span` of every head and query: [layers, query_heads, len(tokens)] fp32, on the CPU."""
-        shape = self.model.shape
-        mass = torch.zeros(shape.layers, shape.query_heads, len(tokens), device=self.model.device)
+        """Attention mass on `span` of every head and query: [layers, query_heads, len(tokens)] fp32, on the CPU.
+
+        Of a model that is split each rank finds that of its own heads, and all have the whole.
+        """
+        model = self.model
+        mass = torch.zeros(model.shape.layers, model.whole.query_heads, len(tokens), device=model.device)
+        own = mass[:, model.query_heads.start : model.query_heads.stop]
         position = torch.arange(start, start + len(tokens), device=self.model.device).unsqueeze(0)
         answer = torch.tensor(span, device=self.model.device)
 
         def observe(layer: int, q: Tensor, k: Held, v: Held, begin: Tensor) -> Tensor:
-            mass[layer] = rows_at(q, k, position)[0].flatten(0, 1).index_select(2, answer).sum(dim=2)
+            own[layer] = rows_at(q, k, position)[0].flatten(0, 1).index_select(2, answer).sum(dim=2)
             return dense_attention(layer, q, k, v, begin)
 
         ids, begin = torch.tensor([tokens], device=self.model.device), position[:, 0]
         self.model.forward(ids, begin, self.cache.row(row), observe, extent=start + len(tokens))
-        return mass.cpu()
+        return model.summed(mass).cpu()
 
 
 def _require_finite(values: Tensor, sample: Sample) -> None:

@@ -73,7 +73,7 @@ def find_heads(
         folder: of the run's heads; parts go to `folder/side`, the result to `folder/heads-side.json`.
         model: called if there is something to score.
         side: `target` or `draft`.
-        ranks: that share the prompts; the first ranks and writes.
+        ranks: that share the prompts, in teams if the model is split; the first ranks and writes.
         rows: prompts that are continued together.
 
     Returns:
@@ -100,6 +100,8 @@ def find_heads(
         "haystack_sha256": prompts.haystack_sha256,
         "needles_sha256": digest([needle.model_dump() for needle in prompts.needles]),
     }
+    if ranks.team > 1:
+        inputs["tensor_parallel"] = ranks.team  # sums of parts round otherwise than one sum
     ranks.agree({f"{side} {name}": value for name, value in inputs.items()})
     store = ScoreStore(folder / side, prompts.keys)
 
@@ -115,7 +117,8 @@ def find_heads(
 
     def measure(group: Sequence[Sample]) -> None:
         for sample, score in zip(group, prober().score_all(group), strict=True):
-            store.add(Key.of(sample), _entry(sample, score))
+            if ranks.keeps:
+                store.add(Key.of(sample), _entry(sample, score))
 
     def stops() -> bool:
         if used < settings.least_prompts:

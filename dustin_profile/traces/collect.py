@@ -1,5 +1,8 @@
 """Collecting traces: the target's own trajectory, then one observed, teacher-forced pass of each model over it.
 
+Of a model that is split over ranks each observes its own heads, and rows are added up over ranks. All of them do the
+same, a draft that is whole on each included, and have the same windows: what is decided falls alike.
+
 Attention rows are computed for the queries and heads that a window needs, one layer at a time, and summed at once:
 memory grows linearly with the context, and full attention tensors never exist.
 """
@@ -14,13 +17,14 @@ import torch
 from torch import Tensor
 
 from dustin_profile.choices import Lookahead
+from dustin_profile.traces.trajectories import Trajectories
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import attention_rows
 from dustin_runtime.cache import KVCache
 from dustin_runtime.errors import NothingMeasuredError
-from dustin_runtime.greedy import GreedyDecoder
 from dustin_runtime.models.decoder import Attention, Decoder
+from dustin_runtime.parallel.watch import LONG
 from dustin_runtime.prefill import chunk_for, prefill
 from dustin_runtime.scaled import Held, shown
 
@@ -88,7 +92,9 @@ class Collector:
         rows: int = 1,
     ) -> None:
         self.target, self.draft = target, draft
-        self.history, self.evaluation, self.lookahead = history, evaluation, lookahead
+        self.history, self.evaluation = _held(target, history), _held(target, evaluation)
+        self.lookahead = _held(draft, lookahead)
+        self.truths = sum(len(heads) for heads in evaluation.values())
         self.settings = settings
         self.shared_vocab = shared_vocab
         self.rows = rows
@@ -120,11 +126,16 @@ class Collector:
         """
         for begin in range(0, len(documents), self.rows):
             group = documents[begin : begin + self.rows]
-            for row, text in enumerate(self.trajectories([(one.prompt, one.answer) for one in group])):
+            with self.target.watched(LONG):
+                texts = self.trajectories([(one.prompt, one.answer) for one in group])
+            for row, (one, text) in enumerate(zip(group, texts, strict=True)):
+                found: Windows | ShortContinuationError
                 try:
-                    yield self._windows(row, group[row].document, group[row].prompt, text)
+                    with self.target.watched(LONG):
+                        found = self._windows(row, one.document, one.prompt, text)
                 except ShortContinuationError as error:
-                    yield error
+                    found = error
+                yield found
 
     def _windows(self, row: int, document: str, prompt: Sequence[int], answer: list[int]) -> Windows:
         """Trace the document whose prompt lies in a row of the target's cache."""
@@ -185,7 +196,7 @@ class Collector:
             return dense_attention(layer, q, k, v, begin)
 
         self._forward(self.target, cache, forced, start, observe)
-        return truth / (width * sum(len(heads) for heads in self.evaluation.values())), history
+        return self.target.summed(truth) / (width * self.truths), self.target.summed(history)
 
     def _trajectory_rows(self, forced: list[int], start: int, prefixes: list[int]) -> tuple[Tensor, Tensor]:
         """Lookahead [layers, W, extent] fp32, and the draft's hidden states: it reads the trajectory."""
@@ -199,7 +210,8 @@ class Collector:
                 window_rows(result[layer], q, k, self.lookahead[layer], self.draft.shape.group, positions, start)
             return dense_attention(layer, q, k, v, begin)
 
-        return result, self._forward(self.draft, self.draft_cache, forced, start, observe)
+        hidden = self._forward(self.draft, self.draft_cache, forced, start, observe)
+        return self.draft.summed(result), hidden
 
     def _proposal_rows(self, forced: list[int], start: int, prefixes: list[int]) -> Tensor:
         """Lookahead [layers, W, extent] fp32: at every window the draft reads its own greedy proposals."""
@@ -229,7 +241,7 @@ class Collector:
 
                 hidden = self._forward(self.draft, self.draft_cache, [token], at, observe)
                 token = int(self.draft.logits(hidden[0, -1])[: self.shared_vocab].argmax())
-        return result
+        return self.draft.summed(result)
 
     @staticmethod
     def _forward(model: Decoder, cache: KVCache, ids: list[int], start: int, attend: Attention) -> Tensor:
@@ -238,41 +250,11 @@ class Collector:
         return model.forward(tokens, position, cache, attend, extent=start + len(ids))
 
 
-class Trajectories:
-    """What is forced behind prompts: a given answer, or the target's own greedy continuation.
-
-    Args:
-        rows: prompts that are continued together.
-        count: tokens of a continuation at most.
-
-    Attributes:
-        cache: [rows], with the prompts in it.
-    """
-
-    def __init__(
-        self, target: Decoder, rows: int, capacity: int, count: int, stop_ids: frozenset[int], vocab: int
-    ) -> None:
-        self.target = target
-        self.count = count
-        self.stop_ids = stop_ids
-        self.cache = target.cache(rows, capacity)
-        self._decoder = GreedyDecoder(target, self.cache, vocab, count)
-
-    @torch.inference_mode()
-    def __call__(self, group: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> list[list[int]]:
-        """The continuations of as many prompts as there are rows, or fewer; each with the answer that is given."""
-        chunk = chunk_for(self.target.device)
-        last = [prefill(self.target, self.cache.row(row), prompt, chunk=chunk) for row, (prompt, _) in enumerate(group)]
-        if all(answer is not None for _, answer in group):
-            own: list[list[int]] = [[] for _ in group]
-        else:
-            own = self._decoder(
-                torch.stack(last), [len(prompt) for prompt, _ in group], lambda tokens: tokens[-1] in self.stop_ids
-            )
-        return [
-            found if answer is None else list(answer)[: self.count]
-            for found, (_, answer) in zip(own, group, strict=True)
-        ]
+def _held(model: Decoder, heads: Heads) -> Heads:
+    """Of chosen heads those that are computed here, counted from the first that is; no layer without any."""
+    here = model.query_heads
+    kept = {layer: [head - here.start for head in chosen if head in here] for layer, chosen in heads.items()}
+    return {layer: chosen for layer, chosen in kept.items() if chosen}
 
 
 def place_windows(prompt: int, continuation: int, settings: TraceSettings) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -64,9 +65,11 @@ def trace_inputs(
     dtype: str,
     heads: dict[str, Heads],
     rows: int,
+    team: int = 1,
 ) -> dict[str, Any]:
-    """What traces are made from; `rows` as of `Collector`."""
-    return {
+    """What traces are made from; `rows` as of `Collector`, `team` ranks that the target is split over."""
+    split = {"tensor_parallel": team} if team > 1 else {}  # sums of parts round otherwise than one sum
+    return split | {
         "version": TRACES_VERSION,
         "models": pair.provenance() | {"rope": pair.rope.model_dump() if pair.rope else None},
         "dtype": dtype,
@@ -113,7 +116,7 @@ def collect_traces(
         models: gives target and draft; called if there is something to trace.
         rows: documents that are continued together.
         heads: `history` and `evaluation` of the target, `lookahead` of the draft.
-        ranks: that share the documents; the first keeps the manifest and decides.
+        ranks: that share the documents, in teams if the target is split; the first keeps the manifest and decides.
         decision: when to end before all are traced. It is made anew from what is traced, so that it falls at the same
             document in a run that was cut, and whatever else is traced already.
 
@@ -125,7 +128,8 @@ def collect_traces(
         ConflictError: the folder holds traces made from other inputs, or ranks have different ones.
         PeerError: another rank has ended.
     """
-    inputs = trace_inputs(pair, settings, depth, prompts, str(dtype).removeprefix("torch."), heads, rows)
+    kind = str(dtype).removeprefix("torch.")
+    inputs = trace_inputs(pair, settings, depth, prompts, kind, heads, rows, ranks.team)
     entries = [{"id": p.id, "source": p.source, "sha256": p.sha256} for p in prompts.prompts]
     ranks.agree({f"traces' {name}": value for name, value in inputs.items()})
 
@@ -143,7 +147,11 @@ def collect_traces(
 
     def trace(group: Sequence[int]) -> None:
         asked = [Prompted(prompt.id, prompt.ids, prompt.answer_ids) for prompt in (prompts.prompts[i] for i in group)]
-        for index, reason in write_each(store, group, collector().trace_all(asked)).items():
+        found = collector().trace_all(asked)
+        if not ranks.keeps:
+            deque(found, maxlen=0)
+            return
+        for index, reason in write_each(store, group, found, alone=ranks.team == 1).items():
             said.add(index)
             say(reason)
 
@@ -177,9 +185,15 @@ def collect_traces(
 
 
 def write_each(
-    store: TraceStore, indices: Sequence[int], found: Iterator[Windows | ShortContinuationError]
+    store: TraceStore,
+    indices: Sequence[int],
+    found: Iterator[Windows | ShortContinuationError],
+    alone: bool = True,
 ) -> dict[int, str]:
     """Store each document while the next is under way.
+
+    Args:
+        alone: whether no other rank takes part, which would wait for this one if it ended before the last document.
 
     Returns:
         By index, why a document was skipped.
@@ -196,7 +210,7 @@ def write_each(
                 under_way.append(writer.submit(store.skip, index, str(windows)))
             else:
                 under_way.append(writer.submit(store.add, index, windows))
-            while under_way and under_way[0].done():  # a disk that is full ends this now
+            while alone and under_way and under_way[0].done():  # a disk that is full ends this now
                 under_way.pop(0).result()
         for writing in under_way:
             writing.result()

@@ -90,6 +90,23 @@ class OwnLists(_Strict):
     heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
 
 
+class Fusion(_Strict):
+    """How every target layer ranks the prefix by several scores at once, as `dustin-fused` does.
+
+    Each score is divided by its sum over the positions that compete, and weighted.
+    """
+
+    own: float = Field(default=0.5, gt=0, le=1, description="weight of what the layer's own last queries attend to")
+    lookahead: float = Field(default=0.5, ge=0, le=1, description="weight of the draft's lookahead")
+    history: float = Field(default=0.0, ge=0, le=1, description="weight of the target's history")
+    queries: int = Field(
+        default=32, ge=1, le=MAX_OWN_QUERIES, description="last processed queries of a layer, whose rows are summed"
+    )
+    per_step: int = Field(default=4, ge=1, description="layers that are scored anew in each step, in rotation")
+    kept: float = Field(default=0.0, ge=0, lt=1, description="share of a layer's former score that a new one keeps")
+    heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
+
+
 class Selection(_Strict):
     """Which tokens verification reads (arXiv 2606.24957, Eq. 6)."""
 
@@ -106,6 +123,8 @@ class Selection(_Strict):
         default=None, description="what each layer chooses itself; None is the paper's one list"
     )
 
+    fusion: Fusion | None = Field(default=None, description="how scores are joined, for each layer; None does not")
+
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
         if fault := budget_fault(self.budget, self.m, self.sink, self.window):
@@ -116,10 +135,11 @@ class Selection(_Strict):
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves `own` out where it is None, as files and run directories from before it have it."""
+        """Leaves out what newer methods ask for where it is None, as files and run directories from before have it."""
         data: dict[str, Any] = serialise(self)
-        if data.get("own", ...) is None:
-            del data["own"]
+        for field in ("own", "fusion"):
+            if data.get(field, ...) is None:
+                del data[field]
         return data
 
 
@@ -243,11 +263,12 @@ class DustinConfig(_Strict):
             smallest, sink, window = self.adaptive_budget.sizes[0], self.selection.sink, self.selection.window
             if fault := budget_fault(smallest, 0, sink, window):
                 raise ValueError(f"adaptive_budget.sizes: {fault}")
-        own = self.selection.own
-        if own and own.per_step > target.layers:
-            raise ValueError(
-                f"selection.own.per_step {own.per_step}: {target.id} has {target.layers} layers; give no more"
-            )
+        for name in ("own", "fusion"):
+            own = getattr(self.selection, name)
+            if own and own.per_step > target.layers:
+                raise ValueError(
+                    f"selection.{name}.per_step {own.per_step}: {target.id} has {target.layers} layers; give no more"
+                )
         return self
 
     @property

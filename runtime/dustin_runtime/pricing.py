@@ -3,8 +3,9 @@
 A price is a floor from arithmetic and bandwidth: prefill runs at the device's matrix rate, decoding at its memory
 rate. Left out: loading weights, tokenizing, launch overhead (it dominates the decoding of small models), activations
 (under a tenth of the device, which is kept free), and the spread of lengths (attention grows with their square). A
-draft made of the target's own layers is priced as if it had its own weights. One document is processed at a time, so
-a model that is spread over several devices runs its layers in turn: more devices bring memory, not speed.
+draft made of the target's own layers is priced as if it had its own weights. One document is prefilled at a time, so
+a model that is spread over several devices runs its layers in turn: more devices bring memory, not speed. Only where
+each has a part of every layer of the target (`tensor_parallel`) do they share its work; their sums are left out.
 
 Against arXiv 2606.24957, Table 12 (heads of Llama-3.1-8B on one A100: 13, 19, 27 minutes at 16K, 32K, 50K): 600
 prompts of half that length, the public detector's grid, price at 8, 15, 24 minutes. Against its Table 13 (collection
@@ -149,6 +150,8 @@ def price_profile(
     needle_mean_length: int,
     device: Device,
     element_bytes: int,
+    tensor_parallel: int = 1,
+    rows: int = 1,
 ) -> list[StagePrice]:
     """Price the stages `srh`, `trace` and `search`.
 
@@ -161,38 +164,64 @@ def price_profile(
         needle_mean_length: their mean length in tokens.
         device: see `DEVICES`.
         element_bytes: bytes of a weight or KV element: 2 for bf16, 4 for fp32.
+        tensor_parallel: devices that share the target, each of which has a whole draft: the price is that of one team.
+        rows: prompts that the target continues together, each reading its own cache, all the same weights.
+
+    Raises:
+        UsageError: the target cannot be shared by so many.
     """
-    pair = (target_shape, draft_shape)
+    team = tensor_parallel
+    here, held = target_shape, target_shape.parameters
+    if team > 1:
+        from dustin_runtime.parallel.split import part_of
+
+        part = part_of(target_shape, 0, team)
+        here, held = part.shape, held_weights(part)
+    pair = (here, draft_shape)
+    parameters = (held, draft_shape.parameters)
     length = context + continuation
     prefix = context + continuation // 2
 
     def row(stage: str, seconds: float, gpu_bytes: int, disk_bytes: int = 0) -> StagePrice:
-        return StagePrice(stage, seconds, gpu_bytes, disk_bytes, devices_needed(gpu_bytes, device))
+        needed = devices_needed(gpu_bytes, device)
+        return StagePrice(stage, seconds, gpu_bytes, disk_bytes, max(needed, team) if needed else 0)
 
-    def resident(shape: ModelShape, tokens: int) -> int:
-        return weights_bytes(shape, element_bytes) + shape.kv_bytes(tokens, element_bytes)
+    def resident(tokens: int) -> list[int]:
+        """Of each model, on one device."""
+        return [
+            weights * element_bytes + together * shape.kv_bytes(tokens, element_bytes)
+            for weights, shape, together in zip(parameters, pair, (rows, 1), strict=True)
+        ]
 
+    def decoded(shape: ModelShape, tokens: int, together: int) -> float:
+        """Seconds of one token of one row."""
+        return decode_seconds(shape, together * tokens, device, element_bytes) / together
+
+    # The draft's prompts are dealt to all devices of a team.
     needle_seconds = sum(
-        prefill_seconds(shape, needle_mean_length, device)
-        + ANSWER_TOKENS * decode_seconds(shape, needle_mean_length, device, element_bytes)
-        for shape in pair
+        (
+            prefill_seconds(shape, needle_mean_length, device)
+            + ANSWER_TOKENS * decoded(shape, needle_mean_length, together)
+        )
+        / shared
+        for shape, shared, together in zip(pair, (1, team), (rows, 1), strict=True)
     )
     # One model after the other, so the larger one decides the memory.
     srh = row(
         "srh",
         needle_samples * needle_seconds,
-        max(resident(shape, needle_mean_length + ANSWER_TOKENS) for shape in pair),
+        team * max(resident(needle_mean_length + ANSWER_TOKENS)),
     )
     stored = trace_bytes(target_shape, draft_shape, prefix=prefix, windows=windows)
     document_seconds = (
         sum(prefill_seconds(shape, context, device) for shape in pair)
-        + continuation * decode_seconds(target_shape, prefix, device, element_bytes)
+        + continuation * decoded(here, prefix, rows)
         + sum(prefill_seconds(shape, continuation, device, cached=context) for shape in pair)
     )
     trace = row(
         "trace",
         documents * document_seconds,
-        sum(resident(shape, length) for shape in pair) + stored,
+        team * sum(resident(length)) + stored,
         documents * stored,
     )
     seconds = search_seconds(target_shape, draft_shape, prefix=prefix, windows=documents * windows)

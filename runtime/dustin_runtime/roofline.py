@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.config import Fusion, LayerHeads, OwnLists, Selection
 from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.shards import Share
 from dustin_runtime.policies.draft_rows import all_heads
+from dustin_runtime.policies.dustin_fused import fusion_of
 from dustin_runtime.policies.dustin_layers import own_lists, shares
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import DENSE
@@ -167,10 +168,19 @@ def step_costs(
         )
         logits += logits_bytes(drafting, len(drafted), element_bytes)
     scores = NOTHING
-    if selection is not None and method in ("dustin", "dustin-t", "dustin-d", "dustin-layers", *ALL_HEADS):
-        by_layers = method == "dustin-layers"
+    if selection is not None and method in (
+        "dustin",
+        "dustin-t",
+        "dustin-d",
+        "dustin-layers",
+        "dustin-fused",
+        *ALL_HEADS,
+    ):
+        by_layers = method in ("dustin-layers", "dustin-fused")
         free = selection.budget - selection.sink - selection.window - (shares(selection).own if by_layers else 0)
         m = {"dustin": selection.m, "dustin-t": 0, "dustin-layers": shares(selection).m}.get(method, free)
+        if method == "dustin-fused" and fusion_of(selection).history:
+            m = min(m, free - 1)  # both are asked
         past = part.asked([selection.history] if m < free else [])
         ahead = drafting.asked((all_heads(draft) if method in ALL_HEADS else selection.lookahead) if m > 0 else [])
         by_rank = [
@@ -182,7 +192,8 @@ def step_costs(
         ]
         scores = max(by_rank, key=lambda cost: cost.bytes)  # a step waits for the rank that has the most
         if by_layers:
-            scores = sum_costs(scores, own_cost(target, selection, lengths, element_bytes))
+            own = fusion_of(selection) if method == "dustin-fused" else own_lists(selection)
+            scores = sum_costs(scores, own_cost(target, own, lengths, element_bytes))
     return StepCosts(target_linears, verify, draft_linears, draft_attention, scores, Cost(logits, 0.0))
 
 
@@ -209,9 +220,8 @@ def history_cost(shape: ModelShape, asked: LayerHeads, lengths: Sequence[int], e
     return _scores_cost(shape, (asked,), lengths, 1, element_bytes)
 
 
-def own_cost(shape: ModelShape, selection: Selection, lengths: Sequence[int], element_bytes: int) -> Cost:
+def own_cost(shape: ModelShape, own: OwnLists | Fusion, lengths: Sequence[int], element_bytes: int) -> Cost:
     """Scores of the layers that choose anew in a step, by all heads' last queries, over each row's prefix."""
-    own = own_lists(selection)
     heads = tuple(range(shape.query_heads))
     layers = min(own.per_step, shape.layers)
     every = [LayerHeads(layer=layer, heads=heads) for layer in range(layers)]

@@ -1,4 +1,7 @@
-"""The scores of a step. On a GPU they are computed beside the drafting, which leaves most of the bandwidth unused."""
+"""The scores of a step. On a GPU they are computed beside the drafting, which leaves most of the bandwidth unused.
+
+What a policy does before the drafting, and behind the target's last layer, goes the same way.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,22 @@ from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.scaled import Held, shown
 
 if TYPE_CHECKING:
-    from dustin_runtime.policies.base import Memory
+    from dustin_runtime.policies.base import Memory, Verification
     from dustin_runtime.step import State, Stepper
 
 HISTORY_SHARE, LOOKAHEAD_SHARE = 0.18, 1.0
 """Of the processors: history has the whole drafting to be scored in, and drafting is slowed down by what reads much at
 the same time. Of lookahead the last layer's queries come late."""
+BESIDE_SHARE = 0.25
+"""Of the processors, for what a policy does beside the drafting, behind history."""
 
 
 class StepSignals:
     """Scores of one step, from saved queries and the caches (implements `policies.Signals`).
 
     Args:
-        beside: the stream on which they are computed as soon as their queries exist: `begin_history` before the
-            drafting, lookahead layer by layer during the last draft pass. None computes them when they are asked for.
+        beside: the stream on which they are computed as soon as their queries exist: history before the drafting,
+            lookahead layer by layer during the last draft pass. None computes them when they are asked for.
     """
 
     def __init__(self, stepper: Stepper, state: State, beside: torch.cuda.Stream | None = None) -> None:
@@ -50,12 +55,27 @@ class StepSignals:
     def memory(self) -> Memory | None:
         return self.state.memory
 
-    def begin_history(self) -> None:
-        """Score history on the other stream."""
-        if self._beside is not None and self.stepper.history_heads is not None:
+    def begin(self) -> None:
+        """Before the drafting: score history on the other stream, and let the policy work there."""
+        policy, history = self.stepper.policy, self.stepper.history_heads is not None
+        if self._beside is None:
+            policy.begin(self, None)
+        elif history or policy.works_beside:
             self._fork()
             with torch.cuda.stream(self._beside):
-                self._history = self._history_scores(HISTORY_SHARE)
+                if history:
+                    self._history = self._history_scores(HISTORY_SHARE)
+                policy.begin(self, BESIDE_SHARE)
+
+    def end(self, verification: Verification) -> None:
+        """Behind the target's last layer: let the policy take what it needs, on the other stream."""
+        policy = self.stepper.policy
+        if self._beside is None:
+            policy.end(self, verification)
+        elif policy.works_beside:
+            self._fork()
+            with torch.cuda.stream(self._beside):
+                policy.end(self, verification)
 
     def tap(self, attend: Attention, last: bool) -> QueryTap:
         """An attention for a pass of the draft that saves the queries which are scored; `last` of the step."""
@@ -79,6 +99,7 @@ class StepSignals:
         """Wait for what was begun."""
         if self._beside is not None and self._begun:
             torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
+            self._begun = False
 
     def of_all_rows(self, drafts: Tensor, probabilities: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Put what ranks drafted, and how they score it, together: in one collective on the stream of the step.

@@ -220,7 +220,7 @@ class Stepper:
                 that the keys and values of the new tokens are its own.
         """
         signals = StepSignals(self, state, self.beside)
-        signals.begin_history()
+        signals.begin()
         drafts, draft_probabilities = self.draft_tokens(state, signals)
         signals.join()
         verify = self._verification(signals)
@@ -232,7 +232,9 @@ class Stepper:
             hidden = self.target.forward(ids, state.lengths, state.target_cache, dense_attention, extent)
             full = self.target.own_logits(hidden)[..., : self.shared_vocab]
         hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, extent)
+        signals.end(verify)
         own = self.target.own_logits(hidden)
+        signals.join()
         read = verify.tokens_read(state.lengths)
         tokens, finite = self.target.argmax_finite(own, self.shared_vocab)
         logits = (self.target.whole_logits(own) if self.sampled else own)[..., : self.shared_vocab]

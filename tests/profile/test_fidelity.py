@@ -90,7 +90,19 @@ def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name
 
 
 @pytest.mark.parametrize(
-    "name", ["dustin", "dustin-t", "dustin-layers", "snapkv-8", "h2o", "specattn", "quest", "smallkv", "streaming"]
+    "name",
+    [
+        "dustin",
+        "dustin-t",
+        "dustin-layers",
+        "dustin-fused",
+        "snapkv-8",
+        "h2o",
+        "specattn",
+        "quest",
+        "smallkv",
+        "streaming",
+    ],
 )
 def test_a_text_is_verified_as_it_would_be_served(target: Decoder, name: str) -> None:
     """On a policy's own text, with its target as its draft so that all is accepted, its choices are the text."""

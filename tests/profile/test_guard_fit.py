@@ -8,12 +8,12 @@ import torch
 
 from dustin_profile.search.arr import arr, mass
 from dustin_profile.search.budget import Budget
-from dustin_profile.search.guard import Chosen, fit_guard, least_squares, observe
+from dustin_profile.search.guard import Judged, fit_guard, least_squares, observe
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.selection import select
 
 BUDGET = Budget(k=40, sink=2, window=4)
-CHOSEN = Chosen(target_layer=1, draft_layers=(0, 2), m=15, budget=BUDGET)
+CHOSEN = Judged(target_layer=1, draft_layers=(0, 2), m=15, budget=BUDGET)
 LENGTHS = (150, 200, 30, 90)
 
 
@@ -79,5 +79,5 @@ def test_every_document_weighs_the_same() -> None:
 
 def test_short_prefixes_give_no_estimate() -> None:
     documents = [document(seed, 0.5, 0.2) for seed in range(3)]
-    large = Chosen(1, (0, 2), 15, Budget(k=400, sink=2, window=4))
+    large = Judged(1, (0, 2), 15, Budget(k=400, sink=2, window=4))
     assert fit_guard(documents, documents, large, held_out=False) is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random as chances
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -219,9 +221,9 @@ def test_queries_are_those_of_accepted_tokens(
     stepper = Stepper(target, target.first_layers(2), policy, policy.selection, 3, VOCAB)
     asked: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def spy(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor) -> Tensor:
-        asked.append((q.clone(), layer.clone(), position.clone()))
-        return layer_mass(q, keys, layer, position)
+    def spy(q: Tensor, keys: Tensor, layer: Tensor, position: Tensor, share: float | None) -> Tensor:
+        asked.extend((queries.clone(), one.clone(), position.clone()) for queries, one in zip(q, layer, strict=True))
+        return layer_mass(q, keys, layer, position, share)
 
     monkeypatch.setattr("dustin_runtime.policies.dustin_layers.layer_mass", spy)
     prompt = [5, 9, 30, 2, 11]
@@ -237,6 +239,37 @@ def test_queries_are_those_of_accepted_tokens(
     for q, layer, position in served:
         assert position[0].tolist() == [max(int(position[0, -1]) + at, 0) for at in range(1 - queries, 1)]
         torch.testing.assert_close(q[0], tap.queries[int(layer)][0, position[0]])
+
+
+def test_layers_choose_before_the_drafting_and_queries_are_kept_behind_the_target(
+    target: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that on a GPU neither is waited for: the one needs no draft, the other is for the next step."""
+    order: list[str] = []
+
+    def noted(of: type, name: str, word: Callable[[Any], str]) -> None:
+        inner = getattr(of, name)
+
+        def call(self: Any, *given: Any, **named: Any) -> Any:
+            order.append(word(self))
+            return inner(self, *given, **named)
+
+        monkeypatch.setattr(of, name, call)
+
+    policy = make_policy("dustin-layers", selection(20))
+    stepper = Stepper(target, target.first_layers(2), policy, policy.selection, 3, VOCAB)
+    state = stepper.state(2, 200)
+    for of, name in ((FreshLists, "refresh"), (FreshLists, "keep"), (DustinLayers, "select")):
+        noted(of, name, lambda _, name=name: name)
+    noted(Decoder, "forward", lambda model: "target" if model is target else "draft")
+    noted(Decoder, "own_logits", lambda model: "logits" if model is target else "")
+    before = state.lengths.clone()
+    monkeypatch.setattr("dustin_runtime.step._advance", lambda *_: order.append("advance") or torch.zeros(2, 7))
+    stepper(state)
+    assert [word for word in order if word] == [
+        *("refresh", "draft", "draft", "draft", "select", "target", "keep", "logits", "advance"),
+    ]  # fmt: skip
+    assert torch.equal(state.lengths, before)
 
 
 @pytest.mark.parametrize("heads", ["layer", "kv_head"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dustin_runtime.audit import Audits, summary
-from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.config import LayerHeads, OwnLists, Selection
 from dustin_runtime.engine import Draw, Engine
 from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.guard import Coefficients, Rule
@@ -178,6 +178,25 @@ def test_audited_graphs_leave_the_text_and_find_what_eager_steps_find(
         assert found[0].mean == pytest.approx(found[1].mean, rel=1.0)
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        OwnLists(per_step=3, queries=20),
+        OwnLists(per_step=2, queries=1, heads="kv_head", share=0.75),
+        OwnLists(per_step=9, queries=64, share=0.25),
+    ],
+)
+def test_graph_and_eager_give_equal_tokens_for_every_kind_of_own_lists(
+    models: dict[torch.dtype, Decoder], own: OwnLists
+) -> None:
+    asked, chosen = prompts(20), SELECTION.model_copy(update={"own": own})
+    for model in models.values():
+        found = [
+            engine(model, "dustin-layers", graph, selection=chosen).generate(asked, 40)[0] for graph in (True, False)
+        ]
+        assert [g.tokens for g in found[0]] == [g.tokens for g in found[1]]
+
+
 def test_sampled_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Decoder]) -> None:
     asked = prompts(12)
     draws = [Draw(0.8 if index % 3 else 0.0, 0.9, index) for index in range(12)]
@@ -210,9 +229,10 @@ def test_a_queue_of_64_prompts_through_8_rows(models: dict[torch.dtype, Decoder]
     assert statistics.launches < statistics.steps / 5
 
 
+@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
 @torch.inference_mode()
-def test_a_replay_neither_waits_nor_allocates(models: dict[torch.dtype, Decoder]) -> None:
-    served = engine(models[torch.bfloat16], "dustin", True)
+def test_a_replay_neither_waits_nor_allocates(models: dict[torch.dtype, Decoder], method: str) -> None:
+    served = engine(models[torch.bfloat16], method, True)
     served.generate(prompts(8), 5)
     state = served._state
     assert state is not None

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dustin_runtime.errors import UsageError
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
 from dustin_runtime.pricing import (
@@ -52,6 +53,16 @@ def profile(alias: str, device: str = "h100", **changes: int) -> dict[str, Stage
     }
     rows = price_profile(pair.target.shape, pair.draft.shape, device=DEVICES[device], **sizes)
     return {row.stage: row for row in rows}
+
+
+def test_prompts_continued_together_share_the_weights_and_need_a_cache_each() -> None:
+    alone, together = profile("qwen7b:0.5b"), profile("qwen7b:0.5b", rows=8)
+    target = find_pair("qwen7b:0.5b").target.shape
+    caches = 7 * target.kv_bytes(13500 + 512, 2)
+    assert together["trace"].gpu_bytes - alone["trace"].gpu_bytes == caches
+    device = DEVICES["h100"]
+    saved = decode_seconds(target, 0, device, 2) * (1 - 1 / 8)  # of every token
+    assert alone["trace"].seconds - together["trace"].seconds == pytest.approx(50 * 512 * saved)
 
 
 def test_weights_bytes_of_a_72b_model() -> None:
@@ -146,3 +157,24 @@ def test_slower_devices_take_longer() -> None:
         seconds = [profile("smollm2", name)[stage].seconds for name in ("h200", "h100", "a100", "cpu")]
         assert seconds == sorted(seconds)
         assert len(set(seconds)) == 4
+
+
+def test_a_team_shares_the_target_and_each_device_has_the_draft() -> None:
+    pair = find_pair("qwen72b:0.5b")
+    one, four = profile("qwen72b:0.5b"), profile("qwen72b:0.5b", tensor_parallel=4)
+    devices = [(one[stage].devices, four[stage].devices) for stage in ("srh", "trace", "search")]
+    assert devices == [(2, 4), (2, 4), (0, 0)]
+    # Every device has the whole embedding of the target, and the draft with its cache beside it.
+    tokens = 13500 + 512
+    more = 3 * 2 * (pair.target.shape.vocab * pair.target.shape.hidden + pair.draft.shape.parameters)
+    more += 3 * pair.draft.shape.kv_bytes(tokens, 2)
+    assert four["trace"].gpu_bytes - one["trace"].gpu_bytes == pytest.approx(more, rel=0.01)
+    assert 0.24 < four["trace"].seconds / one["trace"].seconds < 0.35
+    assert four["srh"].seconds / one["srh"].seconds == pytest.approx(0.25, rel=0.1)
+    assert four["trace"].disk_bytes == one["trace"].disk_bytes
+    with pytest.raises(UsageError, match="3 ranks cannot share 64 query heads"):
+        profile("qwen72b:0.5b", tensor_parallel=3)
+
+
+def test_a_team_that_is_too_small_is_priced_at_the_devices_that_suffice() -> None:
+    assert profile("qwen72b:0.5b", "a100", tensor_parallel=2)["trace"].devices > 2

@@ -277,6 +277,7 @@ def selection(budget: int) -> Selection:
 
 COMPARED = [
     "dustin-layers",
+    "dustin-fused",
     "snapkv",
     "snapkv-8",
     "compresskv",

@@ -56,6 +56,41 @@ class Layers(Part):
     draft_rounds_arr: list[list[float | None]]
 
 
+class Candidate(Part):
+    budget: int
+    m: int
+    draft_layers: list[int]
+    depth: int
+    draft_cache: str
+    step_ms: float
+    arr: Estimate
+    assumed_arr: bool
+    tau: Estimate
+    tokens_per_s: Estimate
+
+
+class Timing(Part):
+    device: str
+    dtype: str
+    max_relative_error: float
+
+
+class Throughput(Part):
+    batch: int
+    context: int
+    chosen: int
+    front: list[int]
+    """Indices of candidates."""
+    candidates: list[Candidate]
+    latency: Timing
+
+    @model_validator(mode="after")
+    def _named(self) -> Throughput:
+        if wrong := [index for index in (self.chosen, *self.front) if not 0 <= index < len(self.candidates)]:
+            raise ValueError(f"candidate {wrong[0]} is named, and there are {len(self.candidates)}")
+        return self
+
+
 class SearchResults(Document):
     kind: Literal["dustin-results"]
     version: int = Field(le=1)
@@ -70,6 +105,8 @@ class SearchResults(Document):
     m: ChosenM
     layers: Layers
     heads: dict[str, dict[int, list[int]]] = Field(default_factory=dict)
+    throughput: Throughput | None = None
+    """Of a search for it."""
     provenance: Provenance = Provenance()
 
 

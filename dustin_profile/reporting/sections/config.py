@@ -9,6 +9,7 @@ from dustin_profile.reporting.blocks import Block, Bullets, Code, Content, Figur
 from dustin_profile.reporting.charts import columns, curve, stacked
 from dustin_profile.reporting.documents.search import SearchResults
 from dustin_profile.reporting.section import Section
+from dustin_profile.reporting.sections.throughput import front_table
 from dustin_profile.reporting.sources import Evidence, Source
 from dustin_profile.reporting.titles import pair_of, slug, titles
 from dustin_profile.reporting.wording import count, listed, percent
@@ -33,6 +34,8 @@ def build(evidence: Evidence) -> Content | None:
             suffix = slug(number, len(described))
             blocks.append(Figures([_spent(source.data.selection, suffix, title)]))
             blocks.append(Figures(_figures(source.data, suffix, title)))
+            if source.data.throughput:
+                blocks.append(front_table(source.data.throughput, title))
         if yaml:
             blocks.append(Code(_served(yaml.data), f"What the runtime reads of {yaml.name}"))
             blocks.append(Code(f"dustin-run generate --config {yaml.name} --file PROMPT.txt"))

@@ -100,11 +100,19 @@ def options(arguments: dict[str, Any]) -> Iterator[str]:
     """Recorded settings as they would be given; paths were recorded by their last part."""
     from dataclasses import fields
 
-    from dustin_profile.settings import DataSettings, HeadSettings, ModelSettings, SearchSettings
+    from dustin_profile.settings import (
+        DataSettings,
+        HeadSettings,
+        ModelSettings,
+        ObjectiveSettings,
+        SearchSettings,
+        StepSettings,
+    )
 
+    groups = (ModelSettings, HeadSettings, DataSettings, SearchSettings, ObjectiveSettings, StepSettings)
     flags = {
         field.name: field.metadata["flag"] or field.name.replace("_", "-")
-        for group in (ModelSettings, HeadSettings, DataSettings, SearchSettings)
+        for group in groups
         for field in fields(group)
     }
     for name, value in arguments.items():

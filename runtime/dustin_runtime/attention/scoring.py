@@ -206,29 +206,34 @@ def received_mass_reference(q: Tensor, k: Held) -> Tensor:
     return total
 
 
-def layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor) -> Tensor:
+def layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor, share: float | None = None) -> Tensor:
     """Attention that every sequence's queries pay in one layer, which may be another one for each sequence.
 
     The layers are known on the device alone, so a CUDA graph can hold the call.
 
     Args:
-        q: [batch, queries, query_heads, head_size] of those layers, after RoPE.
+        q: [..., batch, queries, query_heads, head_size] of those layers, after RoPE.
         keys: [layers, batch, columns, kv_heads, head_size] after RoPE.
-        layer: [batch] int64.
+        layer: [..., batch] int64: a sequence may be asked in several.
         position: [batch, queries] int64, ascending, below `columns`: where each query stands.
+        share: of the GPU's processors that are used, roughly; by default all.
 
     Returns:
-        [batch, kv_heads, columns] fp32: rows over [0, position], summed over queries and the query heads of a KV head.
+        [..., batch, kv_heads, columns] fp32: rows over [0, position], summed over queries and a KV head's query heads.
     """
-    if usable(q, heads_of=q.shape[3]):
-        from dustin_runtime.kernels import scoring
+    if usable(q, heads_of=q.shape[-1]):
+        from dustin_runtime.kernels import layer_mass as kernels
 
-        return scoring.layer_mass(q, keys, layer, position)
+        programs = None if share is None else int(share * processors(q.device))
+        return kernels.layer_mass(q, keys, layer, position, programs)
     return layer_mass_reference(q, keys, layer, position)
 
 
 def layer_mass_reference(q: Tensor, keys: Held, layer: Tensor, position: Tensor) -> Tensor:
     """The same in plain torch."""
+    if layer.dim() > 1:
+        turns = zip(q, layer, strict=True)
+        return torch.stack([layer_mass_reference(queries, keys, one, position) for queries, one in turns])
     row = torch.arange(len(layer), device=layer.device)
     stored, scale = parts(keys)
     if scale is None:

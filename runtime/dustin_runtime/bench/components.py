@@ -115,6 +115,13 @@ def components(stepper: Stepper, state: State, repeats: int) -> dict[str, float]
             attend(layer, q, *cache.layer(layer, extent), state.lengths)
 
     timed("verify_attention", attention)
+    if policy.works_beside and chosen:
+
+        def beside() -> None:
+            policy.begin(fixed, None)
+            policy.end(fixed, chosen)
+
+        timed("lists", beside)
     timed("linears", _linears(stepper.target, state.rows * tokens))
     if stepper.target.split:
         timed(ALL_REDUCE, _sums(stepper.target, state.rows, tokens))

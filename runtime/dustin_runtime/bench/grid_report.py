@@ -13,7 +13,7 @@ from dustin_runtime.files import write_json, write_text
 from dustin_runtime.links import LINKS
 from dustin_runtime.scaled import dtype_name
 
-COMPONENTS = ("draft", "scores", "selection", "verify_attention", "linears", "rest")
+COMPONENTS = ("draft", "scores", "lists", "selection", "verify_attention", "linears", "rest")
 _TITLES = {ALL_REDUCE: "all-reduce"}
 _HEADER = (
     "method",
@@ -89,7 +89,10 @@ def line(row: dict[str, Any], header: bool = False, ranks: int = 1) -> str:
 def markdown(found: dict[str, Any]) -> str:
     """The document for people."""
     said, roof, ranks = ", ".join(found["synthetic"]), found["roofline"], found.get("ranks", 1)
-    shown = COMPONENTS if ranks == 1 else (*COMPONENTS[:-1], ALL_REDUCE, COMPONENTS[-1])
+    timed = {name for row in found["rows"] for name in row["components_ms"]}
+    shown = [name for name in COMPONENTS if name in timed or name != "lists"]  # which one method alone has
+    if ranks > 1:
+        shown.insert(-1, ALL_REDUCE)
     head = ["data", *_HEADER, *(f"{_TITLES.get(name, name.replace('_', ' '))} ms" for name in shown)]
     head += ["verify GB/s", "linears GB/s", *(["all-reduce in floor ms"] if ranks > 1 else [])]
     lines = [
@@ -128,6 +131,11 @@ def markdown(found: dict[str, Any]) -> str:
         "the gaps between kernels; negative where a part runs faster among the others, or beside another: in a step",
         "scores are computed while the draft runs.",
     ]
+    if "lists" in shown:
+        lines += [
+            "`lists` are what layers choose for themselves: scored and ranked beside the drafting, and their queries",
+            "kept beside the logits.",
+        ]
     if ranks > 1:
         rate, latency = roof["link_bytes_per_s"] / 1e9, 1e6 * roof["all_reduce_latency_s"]
         lines += [

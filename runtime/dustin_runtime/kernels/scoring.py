@@ -1,8 +1,7 @@
 """Attention mass of chosen heads on every position, for several layers, heads and queries at once.
 
-References: `ScoredHeads.reference` and `layer_mass_reference` of `dustin_runtime.attention.scoring`. Two launches: the
-first reads each key once, keeps the logits (fp32) and finds every row's softmax normaliser; the second sums the
-normalised rows.
+Reference: `dustin_runtime.attention.scoring.ScoredHeads.reference`. Two launches: the first reads each key once, keeps
+the logits (fp32) and finds every row's softmax normaliser; the second sums the normalised rows.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from torch import Tensor
 
 from dustin_runtime.kernels import ceil_div, next_power_of_2, processors
 from dustin_runtime.kernels.workspace import counters
-from dustin_runtime.scaled import Held, Scaled, parts
+from dustin_runtime.scaled import Held, parts
 
 
 @triton.jit(do_not_specialize=["batch", "groups_count"])
 def _logits(
     q, keys, key_scales, groups, members, position, logits, tops, totals, normalisers, counter,
-    q_batch, q_query, q_entry, k_layer, k_batch, k_token, k_head, s_layer, s_batch, g_batch,
+    q_batch, q_query, q_entry, k_layer, k_batch, k_token, k_head, s_layer, s_batch,
     batch, groups_count, entries, pitch, scale,
     QUERIES: tl.constexpr, MEMBERS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
     SHARE: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, SCALED: tl.constexpr,
@@ -40,8 +39,8 @@ def _logits(
         group_id = piece // CHUNKS
         group = group_id % groups_count
         sequence = group_id // groups_count
-        layer = tl.load(groups + sequence * g_batch + group * 2)
-        head = tl.load(groups + sequence * g_batch + group * 2 + 1)
+        layer = tl.load(groups + group * 2)
+        head = tl.load(groups + group * 2 + 1)
         entry = tl.load(members + group * MEMBERS + row % MEMBERS)
         exists = (query < QUERIES) & (entry >= 0)
         at_position = tl.load(position + sequence * QUERIES + query, mask=exists, other=-1)
@@ -141,7 +140,7 @@ def attention_scores(
     Args:
         q: [batch, queries, entries, head_size]: the queries of all scored heads, layer by layer.
         keys: [layers, batch, capacity, kv_heads, head_size].
-        groups: [groups, 2] int32, (layer, KV head) pairs that are asked; or [batch, groups, 2], by sequence.
+        groups: [groups, 2] int32, (layer, KV head) pairs that are asked.
         members: [groups, most] int32, which entries ask a group, -1 padded.
         position: [batch, queries] int64, ascending. A row covers the positions [0, position].
         columns: width of the result; the capacity if not given.
@@ -158,7 +157,7 @@ def attention_scores(
     rows = max(16, next_power_of_2(queries * most))
     wide = 64 if rows > 64 or q.itemsize > 2 else 128
     pitch = ceil_div(capacity, wide) * wide
-    count = groups.shape[-2]
+    count = len(groups)
     # By default several waves of programs, each with several tiles to stream.
     share = 4096
     if programs is None:
@@ -174,7 +173,7 @@ def attention_scores(
         q, keys, key_scales, groups, members, position, logits, tops, totals, normalisers,
         counters(q.device, batch * count, "scores"), *q.stride()[:3], *keys.stride()[:4],
         *((0, 0) if key_scales is None else key_scales.stride()[:2]),
-        groups.stride(0) if groups.dim() == 3 else 0, batch, count, entries, pitch, head_size**-0.5 * math.log2(math.e),
+        batch, count, entries, pitch, head_size**-0.5 * math.log2(math.e),
         QUERIES=queries, MEMBERS=most, ROWS=rows, D=head_size, KEYS=wide, SHARE=share, CHUNKS=chunks,
         SLOTS=next_power_of_2(chunks), SCALED=key_scales is not None,
         num_warps=8 if rows > 16 else 4, num_stages=2 if rows > 64 or q.itemsize > 2 else 3,
@@ -183,34 +182,3 @@ def attention_scores(
         logits, normalisers, position, out, lines, pitch, columns, QUERIES=queries, KEYS=512, num_warps=4
     )
     return out
-
-
-def layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor) -> Tensor:
-    """Arguments and result as of `attention.scoring.layer_mass`."""
-    batch, query_heads = len(q), q.shape[2]
-    columns, kv_heads = keys.shape[2:4]
-    group = query_heads // kv_heads
-    most = next_power_of_2(group)
-    # A KV head of a sequence is taken for a sequence, since heads of one are summed.
-    stored, scale = parts(keys)
-    single = stored.transpose(2, 3).flatten(1, 2).unsqueeze(3)
-    apart = single if scale is None else Scaled(single, scale.flatten(1, 2).unsqueeze(2))
-    packed = q.unflatten(2, (kv_heads, group)).transpose(1, 2).flatten(0, 1)
-    members = torch.arange(most, dtype=torch.int32, device=q.device)
-    members = torch.where(members < group, members, -1).unsqueeze(0)
-    asked = layer.to(torch.int32).repeat_interleave(kv_heads)
-    groups = torch.stack((asked, torch.zeros_like(asked)), dim=1).unsqueeze(1)
-    stands = position.repeat_interleave(kv_heads, dim=0)
-    found = [
-        attention_scores(part, apart, groups, members, at.contiguous())
-        for part, at in zip(*(x.split(queries_at_once(group), dim=1) for x in (packed, stands)), strict=True)
-    ]
-    total = found[0]
-    for more in found[1:]:
-        total += more
-    return total.view(batch, kv_heads, columns)
-
-
-def queries_at_once(group: int) -> int:
-    """Queries of all heads of a KV head whose rows are one tile: more would not fit in registers."""
-    return max(64 // next_power_of_2(group), 1)

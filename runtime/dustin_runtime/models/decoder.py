@@ -94,6 +94,16 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self.weights.norm.dtype
 
+    @property
+    def whole(self) -> ModelShape:
+        """The shape of the whole model."""
+        return self.shape if self.split is None else self.split.share.whole
+
+    @property
+    def query_heads(self) -> range:
+        """Which of the whole's query heads are here, in each layer."""
+        return range(self.shape.query_heads) if self.split is None else self.split.share.query_heads
+
     def first_layers(self, count: int) -> Decoder:
         """The model cut after `count` layers, with its own norm and head: a draft that costs no memory."""
         split = self.split and self.split.first_layers(count)

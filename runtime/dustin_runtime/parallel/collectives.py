@@ -56,18 +56,18 @@ class Collectives:
         """What a rank has, on all of them: in place, but for a tensor that is not contiguous. Raises as `sum`."""
         x = x.contiguous()
         with peers():
-            dist.broadcast(x, source, group=self.group)
+            dist.broadcast(x, group=self.group, group_src=source)
         return x
 
     def send(self, x: Tensor, to: int) -> None:
         """Hand a tensor over to a rank, which has to `receive` it. Raises as `sum`."""
         with peers():
-            dist.send(x.contiguous(), to, group=self.group)
+            dist.send(x.contiguous(), group=self.group, group_dst=to)
 
     def receive(self, x: Tensor, source: int) -> Tensor:
         """Fill a contiguous tensor with what a rank sends. Raises as `sum`."""
         with peers():
-            dist.recv(x, source, group=self.group)
+            dist.recv(x, group=self.group, group_src=source)
         return x
 
     def watched(self, seconds: float | None = None) -> AbstractContextManager[None]:
@@ -83,6 +83,8 @@ class Collectives:
 def alike(rank: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Do what this rank does for itself, and wait for the others on the host. What fails on one fails on all.
 
+    A rank that others of its team wait for in a step may fail here: they learn why once they give up.
+
     Raises:
         DustinError: of the first rank that failed, which it names unless all failed alike. Only on rank 0 it has to be
             said (`DustinError.quiet`).
@@ -92,11 +94,17 @@ def alike(rank: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        own = shared(error)
-    found = everywhere(None if own is None else (type(own), str(own)), group)
+        own = error if isinstance(error, PeerError) else shared(error)
+    try:
+        found = everywhere(None if own is None else (type(own), str(own)), group)
+    except PeerError:
+        if own is None:
+            raise
+        raise own from None  # nobody else can say it
     failed = [(failing, outcome) for failing, outcome in enumerate(found) if outcome]
     if failed:
-        failing, (kind, text) = failed[0]
+        causes = [(failing, outcome) for failing, outcome in failed if not issubclass(outcome[0], PeerError)]
+        failing, (kind, text) = (causes or failed)[0]
         common = kind(text if len(set(found)) == 1 else f"rank {failing}: {text}")
         common.quiet = rank > 0
         raise common from own

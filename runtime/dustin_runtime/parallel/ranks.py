@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -77,6 +77,7 @@ class Ranks:
         local: its number on its host, from 0.
         loading: the group, for waits as long as `LOADING_TIMEOUT`; None if this is the only process.
         timeout: seconds that it waits for another within a step.
+        team: how many neighbours do a worker's part together, where work is dealt: those that a model is split over.
     """
 
     rank: int
@@ -84,10 +85,29 @@ class Ranks:
     local: int
     loading: dist.ProcessGroup | None = None
     timeout: int = TIMEOUT
+    team: int = 1
 
     @property
     def alone(self) -> bool:
         return self.world == 1
+
+    @property
+    def workers(self) -> int:
+        return self.world // self.team
+
+    @property
+    def worker(self) -> int:
+        """Which of the workers this rank is, or belongs to."""
+        return self.rank // self.team
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this rank is the one of its team that writes what all of it have found."""
+        return self.rank % self.team == 0
+
+    def in_teams(self, size: int) -> Ranks:
+        """The same ranks, `size` neighbours a worker; they have to divide into such teams."""
+        return replace(self, team=size)
 
     def device(self, asked: str) -> str:
         """The device of this rank, where `asked` is that of the command line.
@@ -107,6 +127,10 @@ class Ranks:
         """What this rank has of a model. Raises UsageError as `part_of`."""
         return part_of(whole, self.rank, self.world, pipeline).shape
 
+    def share_in_team(self, whole: ModelShape) -> ModelShape:
+        """What it has of a model that is split over its team. Raises UsageError as `part_of`."""
+        return part_of(whole, self.rank % self.team, self.team).shape if self.team > 1 else whole
+
     def collectives(self, device: str) -> Collectives | None:
         """How the ranks talk in a step: by NCCL on GPUs, by gloo elsewhere; None for one process."""
         if self.alone:
@@ -117,6 +141,20 @@ class Ranks:
             group = dist.new_group(backend="nccl")
         watch = Watch.over(self.rank, everywhere(Process.here()), self.timeout)
         return Collectives(self.rank, self.world, group, self.loading, watch)
+
+    def team_collectives(self, device: str) -> Collectives | None:
+        """How the ranks of a team talk in a step, apart from other teams; None where each rank is a worker.
+
+        All ranks of the run have to ask at once.
+        """
+        if self.team == 1:
+            return None
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        with peers():
+            group, _ = dist.new_subgroups(self.team, timeout=timedelta(seconds=TIMEOUT), backend=backend)
+            waiting, _ = dist.new_subgroups(self.team, timeout=LOADING_TIMEOUT, backend="gloo")
+        watch = Watch.over(self.rank, everywhere(Process.here()), self.timeout) if backend == "nccl" else None
+        return Collectives(self.rank % self.team, self.team, group, waiting, watch)
 
     @contextmanager
     def alike(self, loading: bool = False) -> Iterator[None]:

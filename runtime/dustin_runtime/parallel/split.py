@@ -45,6 +45,11 @@ class Part(Protocol):
         ...
 
     @property
+    def query_heads(self) -> range:
+        """The query heads of each of them."""
+        ...
+
+    @property
     def kv_heads(self) -> range:
         """The KV heads of each of them."""
         ...

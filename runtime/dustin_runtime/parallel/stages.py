@@ -64,6 +64,10 @@ class Stage:
         return self.whole.model_copy(update={"layers": len(self.layers)})
 
     @property
+    def query_heads(self) -> range:
+        return range(self.whole.query_heads)
+
+    @property
     def kv_heads(self) -> range:
         return range(self.whole.kv_heads)
 

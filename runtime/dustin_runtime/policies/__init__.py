@@ -11,6 +11,7 @@ from dustin_runtime.guard import Coefficients, Rule
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
+from dustin_runtime.policies.dustin_fused import DustinFused
 from dustin_runtime.policies.dustin_layers import DustinLayers
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
 from dustin_runtime.policies.h2o import H2O
@@ -23,7 +24,7 @@ from dustin_runtime.policies.triforce import TriForce
 
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec, TriForce),
-    *(Dustin, DustinT, DustinD, DustinLayers),
+    *(Dustin, DustinT, DustinD, DustinLayers, DustinFused),
     *(
         StreamingLLM,
         StreamingPrompt,

@@ -132,6 +132,8 @@ class Policy(ABC):
     over_ranks: ClassVar[bool] = False
     """Whether the target may be split over ranks: what is chosen must not depend on the heads and drafted rows that a
     rank has, but on `history` and `lookahead` of `Signals` alone, and be one list for all of them."""
+    works_beside: ClassVar[bool] = False
+    """Whether `begin` and `end` have anything to do."""
     prompt_queries: ClassVar[int] = 0
     """Queries of a prompt's end, of all layers, that `Memory.admit` is given."""
     prompt_mass: ClassVar[bool] = False
@@ -175,6 +177,16 @@ class Policy(ABC):
     ) -> DraftLists | None:
         """What the draft reads of a cache that keeps all; None if not lists."""
         return None
+
+    def begin(self, signals: Signals, share: float | None) -> None:  # noqa: B027
+        """Do what needs none of this step's drafts, nor scores; on a GPU beside the drafting.
+
+        Args:
+            share: of the GPU's processors that are used, roughly; None for all.
+        """
+
+    def end(self, signals: Signals, verification: Verification) -> None:  # noqa: B027
+        """Take from the target's pass what later steps need; on a GPU beside the last product, the logits."""
 
     def verification(self, signals: Signals) -> Verification:
         """What the target attends with in this step."""

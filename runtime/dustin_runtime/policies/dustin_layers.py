@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -12,14 +13,12 @@ from dustin_runtime.attention.scoring import layer_mass
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import MAX_OWN_QUERIES, OwnLists, Selection
 from dustin_runtime.guard import Rule
+from dustin_runtime.kernels import usable, usable_for_positions
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Prompted, Signals, Verification
 from dustin_runtime.policies.dustin import Dustin
 from dustin_runtime.scaled import Held, shown
 from dustin_runtime.selection import ascending, eligible_positions, ranked
-
-MOST_ROWS = 64
-"""Rows of a KV head, of which the kernel keeps the logits at once."""
 
 
 class Shares(NamedTuple):
@@ -48,12 +47,22 @@ def candidates(mass: Tensor, lengths: Tensor, count: int, *, sink: int, window: 
     With the latter, all `count` are unprotected once the prefix has grown to `sink + window + count` tokens.
 
     Args:
-        mass: [batch, lists, columns] fp32, not negative; lengths: [batch] int64 tokens of each prefix.
+        mass: [..., batch, lists, columns] fp32, not negative; lengths: [batch] int64 tokens of each prefix.
 
     Returns:
-        [batch, lists, count] int64, all different.
+        [..., batch, lists, count] int64, all different.
     """
-    eligible = eligible_positions(lengths, mass.shape[2], sink=sink, window=window)
+    if usable(mass):
+        from dustin_runtime.kernels import ranking
+
+        if ranking.fits(mass.shape[-1], count):
+            return ranking.candidates(mass, lengths, count, sink=sink, window=window)
+    return candidates_reference(mass, lengths, count, sink=sink, window=window)
+
+
+def candidates_reference(mass: Tensor, lengths: Tensor, count: int, *, sink: int, window: int) -> Tensor:
+    """`candidates` in plain torch, on any device."""
+    eligible = eligible_positions(lengths, mass.shape[-1], sink=sink, window=window)
     best = ranked(mass, eligible.unsqueeze(1), count)
     # Of `e` eligible positions, which are [sink, sink + e), the rank j >= e is missing: sink + j is free.
     return torch.where(best < 0, sink + torch.arange(count, device=best.device), best)
@@ -72,6 +81,16 @@ def merge(shared: Tensor, candidates: Tensor, lengths: Tensor, own: int, window:
     Returns:
         [layers, batch, lists, s + own] int64 ascending, -1 padded.
     """
+    if usable_for_positions(shared):
+        from dustin_runtime.kernels import merging
+
+        if merging.fits(shared.shape[1], candidates.shape[3], own):
+            return merging.merge(shared, candidates, lengths, own, window)
+    return merge_reference(shared, candidates, lengths, own, window)
+
+
+def merge_reference(shared: Tensor, candidates: Tensor, lengths: Tensor, own: int, window: int) -> Tensor:
+    """`merge` in plain torch, on any device."""
     layers, batch, lists, _ = candidates.shape
     rows = candidates.transpose(0, 1).flatten(1).contiguous()  # [batch, layers * lists * c]
     ordered = shared.masked_fill(shared < 0, torch.iinfo(torch.int64).max)
@@ -136,31 +155,36 @@ class FreshLists:
         lengths = self.steps.new_full((1,), target.length)
         keys = shown(target.cache.all_keys, target.length)
         for layer in target.queries:
-            self._choose(lengths.new_full((1,), layer), lengths, keys, one)
+            self._choose(lengths.new_full((1, 1), layer), lengths, keys, one)
         self.steps[row] = 0
 
-    def refresh(self, lengths: Tensor, keys: Held) -> None:
+    def refresh(self, lengths: Tensor, keys: Held, share: float | None = None) -> None:
         """Let the layers whose turn it is choose anew.
 
         Args:
             lengths: [rows] int64; keys: [layers, rows, columns, kv_heads, head_size].
+            share: of the GPU's processors that are used, see `layer_mass`.
         """
         layers = (self.steps * self.per_step + self._turn) % len(self.queries)  # [per_step, rows]
-        for layer in layers:
-            self._choose(layer, lengths, keys, slice(None))
+        self._choose(layers, lengths, keys, slice(None), share)
         self.steps.add_(1)
 
-    def _choose(self, layer: Tensor, lengths: Tensor, keys: Held, rows: slice) -> None:
-        """Choose candidates in one layer of each of some rows."""
+    def _choose(self, layer: Tensor, lengths: Tensor, keys: Held, rows: slice, share: float | None = None) -> None:
+        """Choose candidates in some layers [turns, rows] of each of some rows."""
         row = self._row[rows]
         # A prefix shorter than the pool asks its first token several times, all of whose attention is on itself.
         position = (lengths.unsqueeze(1) + self._last).clamp(min=0)
-        q = self.queries[layer.unsqueeze(1), row, position % self.queries.shape[2]]
-        mass = layer_mass(q, keys, layer, position)
+        q = self.queries[layer.unsqueeze(2), row, position % self.queries.shape[2]]
+        mass = layer_mass(q, keys, layer, position, share)
         if not self.by_head:
-            mass = mass.sum(dim=1, keepdim=True)
+            # One by one: the order in which `sum` adds depends on how many columns are shown.
+            mass = reduce(torch.add, mass.split(1, dim=2))
+        self._take(layer, row[:, 0], mass, lengths)
+
+    def _take(self, layer: Tensor, row: Tensor, mass: Tensor, lengths: Tensor) -> None:
+        """Keep what the mass [turns, rows, lists, columns] of some layers says."""
         count = self.candidates.shape[3]
-        self.candidates[layer, row[:, 0]] = candidates(mass, lengths, count, sink=self.sink, window=self.window)
+        self.candidates[layer, row] = candidates(mass, lengths, count, sink=self.sink, window=self.window)
 
     def keep(self, queries: list[Tensor], start: Tensor) -> None:
         """Keep the queries of a step's tokens, accepted or not.
@@ -173,20 +197,14 @@ class FreshLists:
 
 
 class KeepingAttention(SparseAttention):
-    """Verification over the lists that also keeps the queries; implements `policies.Verification`."""
+    """Verification over the lists that also holds the queries of all layers; implements `policies.Verification`."""
 
-    def __init__(
-        self, memory: FreshLists, kept: Tensor, full: Tensor | None = None, estimate: Tensor | None = None
-    ) -> None:
+    def __init__(self, kept: Tensor, *, full: Tensor | None = None, estimate: Tensor | None = None) -> None:
         super().__init__(kept, full=full, estimate=estimate)
-        self.memory = memory
-        self._queries: list[Tensor] = []
+        self.queries: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
-        self._queries.append(q)
-        if len(self._queries) == len(self.memory.queries):  # of all layers at once: two launches, not two for each
-            self.memory.keep(self._queries, start)
-            self._queries = []
+        self.queries[layer] = q
         return super().__call__(layer, q, k, v, start)
 
 
@@ -201,6 +219,7 @@ class DustinLayers(Dustin):
     name: ClassVar[str] = "dustin-layers"
     over_ranks: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
+    works_beside: ClassVar[bool] = True
     prompt_queries: ClassVar[int] = MAX_OWN_QUERIES
 
     @property
@@ -228,29 +247,37 @@ class DustinLayers(Dustin):
         prompt = target.layers * MAX_OWN_QUERIES * width
         # Candidates, their places in the shared list, ranks and targets; lists as they are, sorted, and their order.
         chosen = 8 * target.layers * lists * (5 * free + 4 * selection.budget)
-        logits = 4 * rows * target.query_heads * min(own.queries, MOST_ROWS // target.group + 1) * capacity
-        sums = 4 * rows * (2 * target.kv_heads + 1) * capacity + 8 * 4 * lists * capacity  # packed as keys to be ranked
-        return queries + prompt + chosen + logits + sums
+        turns = min(own.per_step, target.layers)
+        sums = 4 * turns * rows * (2 * target.kv_heads + 1) * capacity  # of parts of the queries, added
+        ranked = 8 * turns * lists * (capacity + 2 * free)  # the best of each chunk: at most all
+        return queries + prompt + chosen + sums + ranked
+
+    def begin(self, signals: Signals, share: float | None) -> None:
+        """Each call is the next turn of the rotation."""
+        assert isinstance(signals.memory, FreshLists)
+        signals.memory.refresh(signals.lengths, signals.prefix_keys(), share)
+
+    def end(self, signals: Signals, verification: Verification) -> None:
+        assert isinstance(signals.memory, FreshLists) and isinstance(verification, KeepingAttention)
+        signals.memory.keep(list(verification.queries.values()), signals.lengths)
 
     def verification(self, signals: Signals) -> Verification:
         if self.rule is None:
-            return self._attention(signals, self.select(signals), None, None)
+            return KeepingAttention(self.select(signals))
         return super().verification(signals)
 
     def _attention(
         self, signals: Signals, kept: Tensor, full: Tensor | None, estimate: Tensor | None
     ) -> SparseAttention:
-        assert isinstance(signals.memory, FreshLists)
-        return KeepingAttention(signals.memory, kept, full, estimate)
+        return KeepingAttention(kept, full=full, estimate=estimate)
 
     def _due(self, signals: Signals, rule: Rule) -> Tensor:
         assert isinstance(signals.memory, FreshLists)
-        return rule.due(signals.memory.steps)  # `refresh` counts them
+        return rule.due(signals.memory.steps - 1)  # `begin` has counted this one
 
     def _lists(self, signals: Signals, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
-        """[layers, batch, kv_heads or 1, k]; each call is the next turn of the rotation."""
+        """[layers, batch, kv_heads or 1, k]."""
         assert self.selection is not None and isinstance(signals.memory, FreshLists)
-        memory, lengths = signals.memory, signals.lengths
-        memory.refresh(lengths, signals.prefix_keys())
+        lengths, own = signals.lengths, shares(self.selection).own
         shared = self._global_list(lengths, lookahead, history)
-        return merge(shared, memory.candidates, lengths, shares(self.selection).own, self.selection.window)
+        return merge(shared, signals.memory.candidates, lengths, own, self.selection.window)

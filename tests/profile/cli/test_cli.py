@@ -20,6 +20,7 @@ from dustin_profile.traces.store import TraceStore
 from dustin_runtime.config import DustinConfig, load_config, save_config
 from dustin_runtime.files import read_json, write_json
 from dustin_runtime.pairs import all_pairs
+from dustin_runtime.pricing import DEVICES
 
 pytestmark = pytest.mark.usefixtures("plain_pictures")
 
@@ -434,7 +435,24 @@ def test_dry_runs_of_parts_and_of_other_models(tiny_pair: TinyPair, tmp_path: Pa
     assert "tiny-target" in shown.out
     prices = one_document(dustin_profile("srh", *tiny_pair.options, "--dry-run", "--length", "256", "--json"))
     assert {row["stage"] for row in prices["stages"]} == {"srh"}
+    assert prices["tensor_parallel"] == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_prices_a_split_target_in_one_process(
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dustin_profile.prices.measure_cpu", lambda: DEVICES["cpu"])
+    command = ["trace", *tiny_pair.options, "--dry-run", "--run-dir", tmp_path / "run", *TRACE, "--tensor-parallel"]
+    shown = " ".join(dustin_profile(*command, 2).out.split())
+    assert "the target split over 2 devices" in shown and "does not fit" not in shown
+    one, two = (one_document(dustin_profile(*command, team, "--json"))["stages"] for team in (1, 2))
+    assert [row["devices"] for row in two] == [2, 2]
+    assert all(
+        split["seconds"] > 0.9 * whole["seconds"] for split, whole in zip(two, one, strict=True)
+    )  # one processor
+    refused = dustin_profile(*command, 4)
+    assert (refused.code, refused.error[:33]) == (2, "4 ranks cannot share 6 query head")
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,64 +12,32 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from commands import SEARCH, SRH, TRACE, Outcome, dustin_profile
+from commands import Outcome
+from profiling_ranks import (
+    CAPACITY,
+    CONFLICT,
+    DOCUMENTS,
+    MISSING,
+    NOTHING,
+    OK,
+    PEER,
+    USAGE,
+    command,
+    content,
+    full_disk,
+    kill_at_second,
+    not_finite,
+    profile,
+)
 from rank_pool import RankPool
-from ruamel.yaml import YAML
 from tiny_pair import TinyPair
 
-from dustin_profile import plots
 from dustin_profile.rundir import locked
 from dustin_profile.srh import stage as srh_stage
-from dustin_profile.traces.collect import Collector
 from dustin_profile.traces.store import TraceStore
 from dustin_runtime.errors import CapacityError, DustinError
-from dustin_runtime.files import read_json, write_with
+from dustin_runtime.files import read_json
 from dustin_runtime.parallel.ranks import ALONE, joined
-
-OK, USAGE, CONFLICT, CAPACITY, MISSING, NOTHING, PEER = 0, 2, 4, 5, 6, 8, 9
-TIMES = {"seconds.json", "search/study.log"}
-DOCUMENTS = ["--documents", "6"]
-
-
-def save_plainly(figure: object, path: Path) -> None:
-    write_with(path, lambda temporary: temporary.write_bytes(b"PNG"))
-
-
-def profile(arguments: list[Any], spoil: Callable[[], Any] | None = None, folders: Path | None = None) -> Outcome:
-    """In this process or on a rank: `dustin-profile`, perhaps with something that goes wrong on rank 1.
-
-    Args:
-        folders: holds a working directory per rank.
-    """
-    one = os.environ.get("RANK") == "1"
-    before = Path.cwd()
-    with mock.patch.object(plots, "save", save_plainly), (spoil if one and spoil else mock.MagicMock)():
-        if folders:
-            os.chdir(folders / os.environ["RANK"])
-        try:
-            return dustin_profile(*arguments)
-        finally:
-            os.chdir(before)
-
-
-def command(pair: TinyPair, name: str, run: Path | str, *options: object) -> list[Any]:
-    settings = {"srh": SRH, "trace": TRACE, "search": SEARCH}[name]
-    return [name, *pair.options, "--run-dir", run, *settings, *options]
-
-
-def content(run: Path) -> dict[str, Any]:
-    """What a run directory holds, times aside."""
-    found: dict[str, Any] = {}
-    for path in run.rglob("*"):
-        name = str(path.relative_to(run))
-        if path.is_dir() or name in TIMES:
-            continue
-        if name in ("config.yaml", "results.json"):
-            found[name] = YAML(typ="safe").load(path) if path.suffix == ".yaml" else read_json(path)
-            del found[name]["provenance"]["stage_seconds"]
-        else:
-            found[name] = path.read_bytes()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -146,19 +112,6 @@ def test_two_processes_stop_at_the_same_documents(tiny_pair: TinyPair, two_ranks
     assert json.loads(whole.out)["documents"] == 14 and "stopping" not in json.loads(whole.out)
 
 
-def kill_at_second() -> Any:
-    """The rank is gone in the middle of its second document."""
-    windows, seen = Collector._windows, []
-
-    def traced(self: Collector, *arguments: Any) -> Any:
-        seen.append(arguments)
-        if len(seen) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return windows(self, *arguments)
-
-    return mock.patch.object(Collector, "_windows", traced)
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rank_that_is_killed_ends_the_other_and_any_number_goes_on(
     ranks: int, tiny_pair: TinyPair, alone: Path, two_ranks: RankPool, mortal_ranks: RankPool, tmp_path: Path
@@ -179,29 +132,8 @@ def test_a_rank_that_is_killed_ends_the_other_and_any_number_goes_on(
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def full_disk() -> Any:
-    replace = Path.replace
-
-    def full(path: Path, target: Path) -> Path:
-        if str(target).endswith(".safetensors"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return replace(path, target)
-
-    return mock.patch.object(Path, "replace", full)
-
-
 def no_memory() -> Any:
     return mock.patch.object(srh_stage, "_entry", mock.Mock(side_effect=MemoryError))
-
-
-def not_finite() -> Any:
-    windows = Collector._windows
-
-    def broken(self: Collector, *arguments: Any) -> Any:
-        self.target.weights.layers[1].down[0, 0] = float("nan")
-        return windows(self, *arguments)
-
-    return mock.patch.object(Collector, "_windows", broken)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import cases
 import pytest
 import torch
 
-from dustin_runtime.attention.scoring import ScoredHeads, layer_mass_reference
+from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.config import LayerHeads
 
 LAYERS = 3
@@ -42,24 +42,3 @@ def test_equals_the_reference(
         assert not found[row, length + queries :].any()
     narrow = attention_scores(q, keys, heads.groups, heads.members, position, columns=max(cases.LENGTHS))
     assert torch.equal(narrow, found[:, : max(cases.LENGTHS)])
-
-
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-@pytest.mark.parametrize(("size", "group", "queries"), [(64, 3, 8), (128, 8, 3), (64, 7, 19), (128, 1, 1)])
-def test_every_sequence_may_ask_another_layer(
-    size: int, group: int, queries: int, dtype: torch.dtype, generator: torch.Generator
-) -> None:
-    from dustin_runtime.kernels.scoring import layer_mass
-
-    caches = [cases.cache(cases.LENGTHS, 0, size, dtype, generator)[0] for _ in range(LAYERS)]
-    keys = torch.stack([cache.transpose(1, 2) for cache in caches]).transpose(2, 3)[:, :, : max(cases.LENGTHS) + 2]
-    q = cases.queries(len(cases.LENGTHS), queries, group, size, dtype, generator)
-    lengths = torch.tensor(cases.LENGTHS, device=q.device)
-    position = (lengths.unsqueeze(1) + torch.arange(-queries, 0, device=q.device)).clamp(min=0)
-    layer = torch.arange(len(lengths), device=q.device) * 2 % LAYERS
-    found = layer_mass(q, keys, layer, position)
-    want = layer_mass_reference(q.double(), keys.double().nan_to_num(), layer, position)
-    assert found.shape == (len(lengths), cases.KV_HEADS, keys.shape[2])
-    assert cases.error(found, want) < 1e-5
-    for row, length in enumerate(cases.LENGTHS):
-        assert not found[row, :, length:].any()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Mapping
 
 import pytest
@@ -121,6 +123,58 @@ def test_what_fails_on_one_rank_fails_on_both(two_ranks: RankPool) -> None:
         (kind, said, quiet, code), other = two_ranks(fail, errors)
         assert (kind, quiet, code) == (MissingError, False, 6) and said.startswith(text)
         assert other == (MissingError, said, True, 6)
+
+
+def in_teams() -> tuple[int, bool, list[float]]:
+    """On a rank of two teams of two, which talk apart from each other."""
+    with joined(20) as ranks:
+        team = ranks.in_teams(2)
+        group = team.team_collectives("cpu")
+        assert group
+        mine = torch.full((3,), float(ranks.rank))
+        found = [group.sum(mine.clone())[0].item(), *group.gather(mine)[:, 0].tolist()]
+        if team.worker == 1:  # the other team does less
+            found += [group.broadcast(mine.clone(), 1)[0].item()]
+            if group.rank == 0:
+                group.send(mine, 1)
+            else:
+                found += [group.receive(mine.clone(), 0)[0].item()]
+        with ranks.alike(), group.alike():
+            return team.worker, team.keeps, found
+
+
+def last_words() -> str:
+    """On the first of two ranks, whose other has died: what it fails with on its own."""
+    with joined(20) as ranks:
+        if ranks.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            with ranks.alike():
+                raise MissingError("m.gguf: no such file")
+        except DustinError as error:
+            return str(error)
+
+
+def test_teams_talk_apart() -> None:
+    pool = RankPool(4)
+    try:
+        assert pool(in_teams) == [
+            (0, True, [1.0, 0.0, 1.0]),
+            (0, False, [1.0, 0.0, 1.0]),
+            (1, True, [5.0, 2.0, 3.0, 3.0]),
+            (1, False, [5.0, 2.0, 3.0, 3.0, 2.0]),
+        ]
+    finally:
+        pool.close()
+
+
+def test_a_rank_whose_others_have_ended_says_why_it_fails() -> None:
+    pool = RankPool(2)
+    try:
+        pool.start(last_words)
+        assert pool.finish(0) == "m.gguf: no such file"
+    finally:
+        pool.close()
 
 
 def device(asked: str) -> str:
