@@ -143,6 +143,15 @@ def markdown(results: dict[str, Any]) -> str:
         "prefix ARR is that of the prefix alone. Truth: "
         + f"{sum(len(h) for h in traces['heads']['evaluation'].values())} heads of the target.",
     ]
+    if guard := results.get("guard"):
+        at, errors = guard["estimate"], guard["errors_of"].replace("_", " ")
+        lines += [
+            "",
+            f"Guard: a step's ARR is estimated as {at['intercept']:.3f} {at['history']:+.3f} h {at['lookahead']:+.3f} "
+            "l, the shares of the history and of the lookahead score that its list holds; least squares over "
+            f"{guard['documents']} documents, error {at['rms']:.4f} (root of the mean square, {errors}), too high by "
+            f"more than {at['overestimate']:.4f} in 5 % of windows.",
+        ]
     if record := results.get("throughput"):
         lines += ["", "## ARR against speed", "", *table(FRONT_HEADER, front_rows(record)), "", about_front(record)]
         lines += ["", "![ARR against predicted tokens/s](throughput.png)"]

@@ -31,6 +31,16 @@ def fidelity(
         ),
     ] = None,
     budget: Budgets = None,
+    guard: Annotated[
+        list[float] | None,
+        typer.Option(help="Measure Dustin's methods with this threshold too, as dustin-run generate has it; repeat."),
+    ] = None,
+    full_every: Annotated[
+        list[int] | None, typer.Option(min=1, help="The same with every Nth step in full; repeat.")
+    ] = None,
+    target_arr: Annotated[
+        list[float] | None, typer.Option(help="The same with several budgets and this target; repeat.")
+    ] = None,
     kv_dtype: Annotated[
         str,
         typer.Option(help="Of the target's cache that policies read, and full verification once more: auto or fp8."),
@@ -45,13 +55,20 @@ def fidelity(
     from dustin_profile.evaluation.fidelity_stage import HEADER, cells, check_room, full_served, rows, run
     from dustin_profile.rundir import locked
     from dustin_runtime.loading import pick_device
+    from dustin_runtime.policies import Asked
     from dustin_runtime.scaled import dtype_name, pick_kv_dtype
 
     served = begin(config, models, quiet)
     check_tokens(context, tokens)
     cached = pick_kv_dtype(kv_dtype, pick_device(models.device))
-    wanted = cells(method or None, budget or [served.selection.budget], served)
-    check_room(context, tokens, [cell.budget for cell in wanted if cell.budget])
+    rules = [
+        *(Asked(threshold=value) for value in guard or ()),
+        *(Asked(every=value) for value in full_every or ()),
+        *(Asked(target_arr=value) for value in target_arr or ()),
+    ]
+    budgets = budget or [served.selection.budget]
+    wanted = cells(method or None, budgets, served, rules)
+    check_room(context, tokens, budgets)
     texts = open_texts(served, models, data, context, documents, tokens)
     if cached:
         wanted = [full_served(), *wanted]

@@ -16,6 +16,7 @@ from torch import Tensor
 from dustin_profile.evaluation.text_run import Prefilled, TextRun, log_loss, padded
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import last_rows
+from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.attention.tap import MassTap, QueryTap
 from dustin_runtime.cache import KVCache
 from dustin_runtime.models.decoder import Decoder
@@ -38,6 +39,10 @@ class Fidelity(NamedTuple):
     lists: list[list[Tensor | None]]
     """By step and layer, [heads, k] int32 prefix positions that were read (`Verification.kept`), -1 padded, where the
     target is; None for all. Layers of one list share it."""
+    full: Tensor | None = None
+    """[steps] bool, which were verified in full by a guard; None without one."""
+    estimate: Tensor | None = None
+    """[steps] fp64, the ARR that each step's list was estimated to have, for a policy that estimates it."""
 
 
 @torch.inference_mode()
@@ -133,6 +138,8 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
     text = torch.tensor(ready.text, device=ready.target.device)
     kl, agrees, loss, read = [], [], [], []
     lists: list[list[Tensor | None]] = []
+    full: list[Tensor] = []
+    estimate: list[Tensor] = []
     for begin in range(0, len(text) - 1, depth + 1):
         result = run.step(begin)
         count = min(depth + 1, len(text) - 1 - begin)
@@ -141,8 +148,15 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
         kl.append((want.exp() * (want - have)).double().sum(-1).clamp(min=0))
         agrees.append(want.argmax(-1) == have.argmax(-1))
         loss.append(log_loss(have, text[begin + 1 : begin + 1 + count]))
-        read.append(result.packed[0, -2].clone())
-        lists.append(_kept(run.stepper.verified, ready.target.shape.layers))
+        read.append(result.packed[0, depth + 2].clone())
+        verified = run.stepper.verified
+        lists.append(_kept(verified, ready.target.shape.layers))
+        if isinstance(verified, SparseAttention):
+            full += [] if verified.full is None else [verified.full[0].clone()]
+            estimate += [] if verified.estimate is None else [verified.estimate[0].clone()]
+    in_full = torch.stack(full).cpu() if full else None
+    for step in [] if in_full is None else in_full.nonzero().flatten().tolist():
+        lists[step] = [None] * ready.target.shape.layers
     first = log_loss(ready.full[:1], text[:1])
     return Fidelity(
         torch.cat([first.new_zeros(1), *kl]).cpu(),
@@ -150,6 +164,8 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
         torch.cat([first, *loss]).cpu(),
         float(torch.stack(read).mean()) if read else float(len(ready.prompt)),
         lists,
+        in_full,
+        torch.stack(estimate).cpu() if estimate else None,
     )
 
 

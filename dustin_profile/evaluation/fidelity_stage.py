@@ -22,7 +22,7 @@ from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, changed
 from dustin_runtime.errors import UsageError
 from dustin_runtime.files import write_json, write_text
-from dustin_runtime.policies import POLICIES, Policy, make_policy
+from dustin_runtime.policies import POLICIES, Asked, Policy, guarded, judged, make_policy
 
 VERSION = 2
 FULL, CORRELATION = "full", "arr_kl_rank_correlation"
@@ -38,15 +38,24 @@ class Cell:
     budget: int | None
 
     @property
+    def rule(self) -> str:
+        """What the guard of its policy does, or several budgets; empty without them."""
+        return self.policy.rule.label if judged(self.policy) and self.policy.rule else ""
+
+    @property
     def name(self) -> str:
-        return SERVED if self.budget is None else f"{self.policy.name}-k{self.budget}"
+        rule = f"-{self.rule}" if self.rule else ""
+        return SERVED if self.budget is None else f"{self.policy.name}{rule}-k{self.budget}"
 
 
-def cells(methods: Sequence[str] | None, budgets: Sequence[int], config: DustinConfig) -> list[Cell]:
+def cells(
+    methods: Sequence[str] | None, budgets: Sequence[int], config: DustinConfig, rules: Sequence[Asked] = ()
+) -> list[Cell]:
     """Every sparse method at every budget, in the order given. m keeps its share of another budget.
 
     Args:
         methods: None for all that the configuration can serve.
+        rules: guards, and several budgets, with which each of Dustin's methods is measured beside itself.
 
     Raises:
         UsageError: a method is unknown or reads everything, or a budget leaves no room.
@@ -64,7 +73,23 @@ def cells(methods: Sequence[str] | None, budgets: Sequence[int], config: DustinC
         for budget, selection in selections.items():
             policy = ORACLES[name](selection) if name in ORACLES else make_policy(name, selection)
             found.append(Cell(policy, budget))
+        for asked in rules:
+            found += _ruled([cell for cell in found if cell.policy.name == name and not cell.rule], config, asked)
+    if rules and not any(cell.rule for cell in found):
+        guarded(found[0].policy, config, **rules[0]._asdict())  # says which methods can
     return found
+
+
+def _ruled(plain: Sequence[Cell], config: DustinConfig, asked: Asked) -> list[Cell]:
+    """The cells of one method with a rule; once, where that brings budgets of its own."""
+    found: dict[str, Cell] = {}
+    for cell in plain:
+        if judged(cell.policy) and (cell.policy.adapts or asked.target_arr is None):
+            policy = guarded(cell.policy, config, **asked._asdict())
+            assert policy.selection is not None
+            one = Cell(policy, policy.selection.budget)
+            found.setdefault(one.name, one)
+    return list(found.values())
 
 
 def full_served() -> Cell:
@@ -152,7 +177,10 @@ def _document(
         entry["cells"][cell.name] = _figures(one) | {
             "arr": float(arr.mean()),
             "windows": {name: [float(f"{value:.6g}") for value in values] for name, values in windows.items()},
+            "tokens_kl": [float(f"{value:.6g}") for value in one.kl[1:].tolist()],
         }
+        if one.full is not None:
+            entry["cells"][cell.name]["full_share"] = float(one.full.double().mean())
     return entry
 
 
@@ -189,12 +217,23 @@ def summarise(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict
             "kl_median": median(windows["kl"]),
             "arr_median": median(windows["arr"]),
             "windows": len(windows["kl"]),
+            "kl_p99": percentile(windows["kl"]),
         }
+        if all("tokens_kl" in row for row in rows):  # documents measured before have none
+            summary[name]["tokens_kl_p99"] = percentile([value for row in rows for value in row["tokens_kl"]])
+        if all("full_share" in row for row in rows):
+            summary[name]["full_share"] = sum(row["full_share"] for row in rows) / len(rows)
     points = [
         (row["arr"], row["kl"]) for document in documents for name, row in document["cells"].items() if name != SERVED
     ]
     summary[CORRELATION] = spearman(points)
     return summary
+
+
+def percentile(values: Sequence[float], of: float = 0.99) -> float:
+    """The value that so many are not above."""
+    ordered = sorted(values)
+    return ordered[min(math.ceil(of * len(ordered)), len(ordered)) - 1]
 
 
 def spearman(points: Sequence[tuple[float, float]]) -> float | None:
@@ -213,6 +252,7 @@ HEADER = [
     "median",
     "KL, nats (95 %)",
     "median",
+    "99th %",
     "same choice (95 %)",
     "loss minus full's",
     "perplexity",
@@ -224,19 +264,23 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     summary = result["summary"]
     documents = result["documents"]
     read = sum(document[FULL]["read"] for document in documents) / len(documents)
-    table = [["full verification", f"{read:.0f}", "1", "1", "0", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]]
+    table = [
+        ["full verification", f"{read:.0f}", "1", "1", "0", "0", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]
+    ]
     budget = {name: int(name.rpartition("-k")[2]) for name in summary if "-k" in name}
     served = [SERVED] if SERVED in summary else []
     for name in [*served, *sorted(budget, key=lambda name: (-budget[name], summary[name]["kl"]["mean"]))]:
         cell = summary[name]
         table.append(
             [
-                "full, 8-bit cache" if name == SERVED else name,
+                ("full, 8-bit cache" if name == SERVED else name)
+                + (f", {cell['full_share']:.1%} of steps in full" if "full_share" in cell else ""),
                 f"{cell['read']:.0f}",
                 with_interval(cell["arr"]),
                 f"{cell['arr_median']:.4f}",
                 with_interval(cell["kl"]),
                 f"{cell['kl_median']:.4f}",
+                f"{cell['kl_p99']:.4f}",
                 with_interval(cell["agreement"]),
                 f"{cell['loss_difference']['mean']:+.4f}",
                 f"{cell['perplexity']:.3f}",
@@ -271,9 +315,9 @@ def markdown(result: dict[str, Any]) -> str:
         *table(HEADER, rows(result)),
         "",
         "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
-        "verification's, mean over tokens, then over documents, which are the unit of intervals; medians are over the",
-        "windows of all documents, what is verified at a time being one. tokens read: of the prefix, by a KV head,",
-        "mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest and",
+        "verification's, mean over tokens, then over documents, which are the unit of intervals; medians and the 99th",
+        "percentile are over the windows of all documents, what is verified at a time being one. tokens read: of the",
+        "prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest and",
         "specattn read two layers in full, Quest whole pages, three at least, and with a budget per query head a",
         "KV head reads what any of its query heads does; snapkv, compresskv and streaming-prompt spend their",
         "budget on the prompt and read all that follows; smallkv reads some values without their keys, which",

@@ -16,6 +16,7 @@ from dustin_profile.provenance import arguments, device_name, versions
 from dustin_profile.rundir import open_stage
 from dustin_profile.search.budget import Budget
 from dustin_profile.search.evaluate import Policy, Recovery, evaluate
+from dustin_profile.search.guard import Judged, fit_guard
 from dustin_profile.search.phases import SearchOptions, SearchResult, search
 from dustin_profile.search.split_fit import fit_split
 from dustin_profile.search.study import StudyResult, write_study
@@ -129,6 +130,8 @@ def run_search(
     in_sample = evaluate(
         searched, target_layer=found.target.layer, draft_layers=found.draft.layers, m=study.m, budget=limits
     )
+    judged = Judged(found.target.layer, found.draft.layers, study.m, limits)
+    guard = fit_guard(searched, reported, judged, held_out=bool(held_out))
     results = _results(pair, store, heads, settings, depth, selection, found, study, measured, in_sample, held_out)
     provenance = pair.provenance() | {
         "data": store.inputs["data"],
@@ -155,9 +158,12 @@ def run_search(
         selection=selection,
         draft_cache=draft_cache,
         rope=pair.rope,
+        guard=guard,
         evidence=evidence,
         provenance=provenance,
     )
+    if guard:
+        results["guard"] = guard.model_dump(mode="json")
     if stopping := store.stopping:
         results["stopping"] = stopping
     results["provenance"] = provenance

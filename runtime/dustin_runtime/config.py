@@ -31,6 +31,9 @@ MAX_DEPTH = 64
 MAX_OWN_QUERIES = 64
 """Of a layer that are pooled: as many of a prompt's last queries are kept to begin with."""
 
+ADAPTIVE_SIZES = (128, 256, 512, 1024)
+"""Budgets that an adaptive one chooses from, unless a configuration says otherwise."""
+
 # One function per step: MIGRATIONS[n] turns the mapping of schema version n into that of n + 1.
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
@@ -178,6 +181,48 @@ class Selection(_Strict):
         return data
 
 
+class Estimate(_Strict):
+    """Attention recovery rate (ARR) of a step, from what its list holds of the scores: least squares over documents.
+
+    `intercept + history * h + lookahead * l`, cut to [0, 1]: h and l are the shares of the history and of the lookahead
+    score on the prefix that lie on the list.
+    """
+
+    intercept: float = Field(allow_inf_nan=False)
+    history: float = Field(allow_inf_nan=False)
+    lookahead: float = Field(allow_inf_nan=False)
+    rms: float = Field(ge=0, allow_inf_nan=False, description="error, root of the mean square")
+    overestimate: float = Field(allow_inf_nan=False, description="estimate minus ARR that one window in twenty exceeds")
+
+
+class Guard(_Strict):
+    """What tells steps that recover little, so that they can be verified in full (`--guard`)."""
+
+    budget: int = Field(ge=1, description="k that `estimate` was fitted at")
+    estimate: Estimate
+    sizes: tuple[int, ...] = Field(min_length=1, description="k that `across` was fitted at, together")
+    across: Estimate = Field(description="the estimate for every other k")
+    documents: int = Field(ge=1, description="that the two were fitted on")
+    errors_of: Literal["held_out", "in_sample"] = Field(description="documents that errors were measured on")
+
+    def at(self, budget: int) -> Estimate:
+        """The estimate for lists of so many tokens."""
+        return self.estimate if budget == self.budget else self.across
+
+
+class AdaptiveBudget(_Strict):
+    """A budget for each step and row: the smallest whose estimated ARR reaches the target, else the largest."""
+
+    target_arr: float = Field(gt=0, le=1)
+    sizes: tuple[int, ...] = Field(default=ADAPTIVE_SIZES, min_length=1, description="k to choose from, ascending")
+
+    @model_validator(mode="after")
+    def _ascending(self) -> AdaptiveBudget:
+        if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
+            raise ValueError(f"sizes {list(self.sizes)}: give budgets in ascending order")
+        return self
+
+
 def changed(selection: Selection, budget: int | None, m: int | None) -> Selection:
     """The selection with another budget, m in proportion as far as it leaves room for what is protected, or another m.
 
@@ -208,8 +253,19 @@ class DustinConfig(_Strict):
         default="full", description="what the draft attends to: everything, or as many first and last tokens as budget"
     )
     rope: RopeScaling | None = Field(default=None, description="RoPE scaling that replaces both models' own")
+    guard: Guard | None = Field(default=None, description="what estimates a step's ARR; None if that was not fitted")
+    adaptive_budget: AdaptiveBudget | None = Field(default=None, description="instead of selection.budget")
     evidence: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what files from before it do not have, where it is None."""
+        data: dict[str, Any] = serialise(self)
+        for name in ("guard", "adaptive_budget"):
+            if data.get(name, ...) is None:
+                del data[name]
+        return data
 
     @model_validator(mode="after")
     def _heads_exist(self) -> DustinConfig:
@@ -239,6 +295,12 @@ class DustinConfig(_Strict):
                     f"selection.retrieval_heads {layer}: give some of {target.id}'s query heads"
                     f" 0..{target.query_heads - 1}"
                 )
+        if self.adaptive_budget:
+            if self.guard is None:
+                raise ValueError("adaptive_budget needs guard, whose estimate it goes by: search again")
+            smallest, sink, window = self.adaptive_budget.sizes[0], self.selection.sink, self.selection.window
+            if fault := budget_fault(smallest, 0, sink, window):
+                raise ValueError(f"adaptive_budget.sizes: {fault}")
         for name in ("own", "fusion"):
             own = getattr(self.selection, name)
             if own and own.per_step > target.layers:

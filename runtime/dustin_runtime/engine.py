@@ -6,6 +6,7 @@ stepped once more, which does it no harm. On a CPU a step is read at once.
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dustin_runtime import acceptance
+from dustin_runtime.audit import Audit, Audits
 from dustin_runtime.diagnosis import where_it_breaks
 from dustin_runtime.errors import NothingMeasuredError, UsageError
 from dustin_runtime.graph import StepGraph, capturable
@@ -64,6 +66,7 @@ class _Ticket:
     packed: Tensor
     arrived: torch.cuda.Event | None
     result: StepResult
+    audited: bool
 
 
 class Engine:
@@ -74,6 +77,7 @@ class Engine:
         rows: sequences that are stepped together; all prompts of a call if not given.
         graph: whether a step is one CUDA graph; by default wherever kernels serve the model.
         prompts: where prompts are processed, or were for another engine of the same models; None processes them here.
+        audits: which steps are verified in full as well, and measured; None for none.
     """
 
     def __init__(
@@ -84,14 +88,19 @@ class Engine:
         rows: int | None = None,
         graph: bool | None = None,
         prompts: PromptStore | None = None,
+        audits: Audits | None = None,
     ) -> None:
+        if audits and stepper.target.split:
+            raise UsageError("audits verify in full in one process; this target is split over several")
         self.stepper = stepper
+        self.audits = audits
         self.stop_ids = stop_ids
         self.rows = rows
         self.prompts = prompts
         self.graph = capturable(stepper.target, stepper.draft) if graph is None else graph
         self._state: State | None = None
         self._captured: StepGraph | None = None
+        self._captured_audit: StepGraph | None = None
 
     @torch.inference_mode()
     def generate(
@@ -142,6 +151,8 @@ class Engine:
         if self.graph and self._captured is None:
             with self.stepper.target.watched(LONG):
                 self._captured = StepGraph(self.stepper, held)
+                if self.audits:
+                    self._captured_audit = StepGraph(self.stepper, held, audited=True)
         return held
 
     def reserve(self, prompts: int, capacity: int) -> State:
@@ -153,7 +164,7 @@ class Engine:
         rows = min(self.rows or prompts, prompts)
         held = self._state
         if held is None or held.rows != rows or held.target_cache.capacity < capacity:
-            held = self._state = self._captured = None  # freed before its successor is reserved
+            held = self._state = self._captured = self._captured_audit = None  # freed before its successor is reserved
             held = self._state = self.stepper.state(rows, capacity)
         held.lengths.fill_(1)  # whatever a run left that was broken off
         held.active.fill_(False)
@@ -175,9 +186,10 @@ class Engine:
         state.extent = capacity - self.stepper.depth - 1
         return state
 
-    def step(self, state: State) -> tuple[StepResult, Tensor]:
+    def step(self, state: State, audited: bool = False) -> tuple[StepResult, Tensor]:
         """Launch a step; returns its result and `StepResult.packed` of it, both on the device."""
-        result = self._captured() if self._captured else self.stepper(state)
+        captured = self._captured_audit if audited else self._captured
+        result = captured() if captured else self.stepper(state, audited)
         return result, result.packed
 
 
@@ -229,6 +241,11 @@ class _Run:
     statistics: Statistics = field(default_factory=Statistics)
     occupants: list[int | None] = field(default_factory=list)
     """By row, the index of the sequence that is generated in it."""
+    chance: random.Random = field(init=False)
+    """Which launches are audited."""
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.engine.audits.seed if self.engine.audits else 0)
 
     @property
     def stepper(self) -> Stepper:
@@ -342,9 +359,12 @@ class _Run:
         return int(acceptance.draw(wanted, u))
 
     def _launch(self, state: State) -> _Ticket:
-        result, packed = self.engine.step(state)
+        audits = self.engine.audits
+        # Of every launch, audited or not, so that which ones are depends on the seed alone.
+        audited = audits is not None and self.chance.random() < audits.share
+        result, packed = self.engine.step(state, audited) if audited else self.engine.step(state)
         self.statistics.launches += 1
-        return _Ticket(list(self.occupants), *to_host(packed), result)
+        return _Ticket(list(self.occupants), *to_host(packed), result, audited)
 
     def _read(self, state: State, ticket: _Ticket) -> None:
         """Take a step's tokens to the host and judge which rows end."""
@@ -357,11 +377,15 @@ class _Run:
         for row, (index, values) in enumerate(zip(ticket.occupants, ticket.packed.tolist(), strict=True)):
             if index is None or self.occupants[row] != index:
                 continue  # it had ended when this step began
-            *tokens, count, read, finite = values
+            tokens, (count, read, finite, *rest) = values[: self.stepper.depth + 1], values[self.stepper.depth + 1 :]
             if not finite:
                 self._not_finite(index)
             self.statistics.steps += 1
             self.statistics.read += read
+            if ticket.audited:
+                self.statistics.audits.append(Audit(index, rest.pop(), int(count)))
+            if rest:
+                self.statistics.full = (self.statistics.full or 0) + int(rest[0])
             sequence = self.sequences[index]
             sequence.steps += 1
             sequence.accepted += int(count) - 1

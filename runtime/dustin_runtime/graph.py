@@ -51,13 +51,14 @@ class StepGraph(Graph[StepResult]):
 
     Args:
         state: no row of it may be active, for the warm-up steps them all.
+        audited: see `Stepper`.
     """
 
-    def __init__(self, stepper: Stepper, state: State) -> None:
+    def __init__(self, stepper: Stepper, state: State, audited: bool = False) -> None:
         reads = (state, stepper.target.rope, stepper.draft.rope if stepper.draft else None)
         # Where some kernels score beside the drafting, those of the drafting go first.
         priority = -1 if stepper.beside else 0
-        super().__init__(lambda: stepper(state), stepper.target.device, reads=reads, priority=priority)
+        super().__init__(lambda: stepper(state, audited), stepper.target.device, reads=reads, priority=priority)
 
 
 def capturable(*models: Decoder | None) -> bool:

@@ -70,6 +70,7 @@ class MemoryPlan:
     world: int = 1
     pipeline: bool = False
     kv_bytes: int | None = None
+    audited: bool = False
 
     @property
     def parts(self) -> dict[str, int]:
@@ -183,7 +184,9 @@ class MemoryPlan:
         rows = self.batch * self._queries
         copies = 4 * SAMPLING_COPIES if self.sampled else 0
         if self._share is None or self.pipeline:
-            return rows * self.target.vocab * (self.element_bytes + copies)
+            # An audit keeps the logits of full verification, and compares one token of each row at a time.
+            audit = self.target.vocab * (rows * self.element_bytes + self.batch * 4 * 5) if self.audited else 0
+            return rows * self.target.vocab * (self.element_bytes + copies) + audit
         own = rows * self._share.vocab_rows * self.element_bytes
         # Where they are drawn from, those of all ranks are gathered, then put in order.
         return own + (rows * self.target.vocab * (2 * self.element_bytes + copies) if self.sampled else 0)
@@ -220,6 +223,7 @@ def plan(
     world: int = 1,
     pipeline: bool = False,
     kv_bytes: int | None = None,
+    audited: bool = False,
 ) -> MemoryPlan:
     """What a run needs; arguments as the attributes of `MemoryPlan`.
 
@@ -243,6 +247,7 @@ def plan(
         world,
         pipeline,
         kv_bytes,
+        audited,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dustin_runtime.audit import Audit, summary
+
 
 @dataclass
 class Statistics:
@@ -23,6 +25,10 @@ class Statistics:
     """How often the draft at position 1, 2, ... of its step was accepted."""
     read: float = 0.0
     """Prefix tokens that a KV head read, summed over steps."""
+    full: int | None = None
+    """Steps that a guard verified in full; None where there is none."""
+    audits: list[Audit] = field(default_factory=list)
+    """What audited steps found, one entry per row."""
     interrupted: bool = False
     """Whether the run was broken off; sequences that had ended are complete."""
 
@@ -45,6 +51,11 @@ class Statistics:
         """Mean prefix tokens that a KV head reads per step."""
         return self.read / self.steps if self.steps else 0.0
 
+    @property
+    def full_share(self) -> float | None:
+        """Share of steps that a guard verified in full."""
+        return None if self.full is None or not self.steps else self.full / self.steps
+
     def as_dict(self) -> dict[str, object]:
         """The figures for a report."""
         return {
@@ -54,6 +65,8 @@ class Statistics:
             "tau": self.tau,
             "acceptance_per_position": self.acceptance,
             "kept_tokens_per_step": self.kept,
+            **({} if self.full_share is None else {"full_steps_share": self.full_share}),
+            **({"divergence": found._asdict()} if (found := summary(self.audits)) else {}),
             "setup_s": self.setup_seconds,
             "prefill_s": self.prefill_seconds,
             "decode_s": self.decode_seconds,

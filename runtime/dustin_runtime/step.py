@@ -19,6 +19,7 @@ from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.attention.window import WindowAttention
+from dustin_runtime.audit import divergence
 from dustin_runtime.cache import KVCache, window_ring
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.kernels import usable
@@ -92,7 +93,8 @@ class StepResult:
     Attributes:
         packed: [rows, depth + 4] fp64, so that one copy brings all to the host: depth + 1 tokens, of which the first
             `count` are emitted; `count`, accepted drafts plus the target's own token, 0 for inactive rows; prefix
-            tokens that each KV head read, mean over layers and heads; 1 if the row's logits are finite.
+            tokens that each KV head read, mean over layers and heads; 1 if the row's logits are finite. Behind these,
+            where rows may be verified in full, 1 if this one was; of an audited step, what `audit.divergence` finds.
         logits: [rows, depth + 1, shared vocabulary]. Of a target that is split over ranks, only a stepper that samples
             puts them together; otherwise the columns that this rank has, which may be none.
     """
@@ -103,12 +105,12 @@ class StepResult:
     @property
     def tokens(self) -> Tensor:
         """[rows, depth + 1] int64."""
-        return self.packed[:, :-3].long()
+        return self.packed[:, : self.logits.shape[1]].long()
 
     @property
     def count(self) -> Tensor:
         """[rows] int64."""
-        return self.packed[:, -3].long()
+        return self.packed[:, self.logits.shape[1]].long()
 
 
 class Stepper:
@@ -210,8 +212,13 @@ class Stepper:
         scored = self.lookahead_heads.layers if self.lookahead_heads else []
         return self.draft.windowed_cache(rows, capacity, ring, scored), self.draft.cache(1, capacity)
 
-    def __call__(self, state: State) -> StepResult:
-        """Advance every active row by 1 to depth + 1 tokens; updates `state` in place."""
+    def __call__(self, state: State, audited: bool = False) -> StepResult:
+        """Advance every active row by 1 to depth + 1 tokens; updates `state` in place.
+
+        Args:
+            audited: verify in full too, and say how far the two lie apart. The step is the same: it comes second, so
+                that the keys and values of the new tokens are its own.
+        """
         signals = StepSignals(self, state, self.beside)
         signals.begin()
         drafts, draft_probabilities = self.draft_tokens(state, signals)
@@ -219,7 +226,12 @@ class Stepper:
         verify = self._verification(signals)
         tap = QueryTap(verify, self.history_heads.layers if self.history_heads else ())
         ids = torch.cat((state.recent[:, 1:], drafts), dim=1)
-        hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, state.extent + self.depth + 1)
+        extent = state.extent + self.depth + 1
+        full = None
+        if audited:
+            hidden = self.target.forward(ids, state.lengths, state.target_cache, dense_attention, extent)
+            full = self.target.own_logits(hidden)[..., : self.shared_vocab]
+        hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, extent)
         signals.end(verify)
         own = self.target.own_logits(hidden)
         signals.join()
@@ -230,6 +242,11 @@ class Stepper:
         heads = self.history_heads
         queries = (tap.queries[heads.layers[0]], heads.heads) if heads else (None, None)
         packed = _advance(state, ids, tokens, accepted, finite, read, *queries)
+        if isinstance(verify, SparseAttention) and verify.full is not None:
+            packed = torch.cat((packed, verify.full.double().unsqueeze(1)), dim=1)
+        if full is not None:
+            found = divergence(full, logits, packed[:, ids.shape[1]])
+            packed = torch.cat((packed, found.unsqueeze(1)), dim=1)
         return StepResult(packed, logits)
 
     def _verification(self, signals: StepSignals) -> Verification:

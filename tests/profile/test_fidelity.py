@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Engine
+from dustin_runtime.guard import Coefficients, Rule
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
-from dustin_runtime.policies import POLICIES, make_policy
+from dustin_runtime.policies import POLICIES, Policy, make_policy
 from dustin_runtime.signals import StepSignals
 from dustin_runtime.step import State, Stepper
 
@@ -289,3 +291,45 @@ def test_an_8_bit_cache_is_compared_with_full_verification_over_the_models(targe
     torch.testing.assert_close(full.kl, all_kept.kl)
     assert float(measure(narrow, make_policy("dustin", selection(24)), DEPTH, VOCAB).kl.mean()) > float(full.kl.mean())
     assert recovered(narrow, [full], DEPTH).tolist() == [pytest.approx([1.0] * len(full.lists))]
+
+
+def ruled(name: str, budget: int, rule: Rule) -> Policy:
+    return replace(make_policy(name, selection(budget)), rule=rule)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["dustin", "dustin-layers"])
+def test_a_guard_is_measured_step_by_step(target: Decoder, name: str) -> None:
+    """Steps in full count all tokens as read, and recover all attention."""
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=128)
+    estimate = ((24, Coefficients(0.1, 0.4, 0.4)),)
+    plain = measure(ready, make_policy(name, selection(24)), DEPTH, VOCAB)
+    full = measure(ready, ruled(name, 24, Rule(threshold=1.0, estimate=estimate)), DEPTH, VOCAB)
+    assert plain.full is None and plain.estimate is None
+    assert full.full is not None and full.full.all() and float(full.kl.max()) < 1e-6
+    assert full.estimate is not None and len(full.estimate) == len(full.full) == len(full.lists)
+    assert (full.estimate < 1).all()
+    assert all(layer is None for step in full.lists for layer in step)
+    some = measure(ready, ruled(name, 24, Rule(every=3)), DEPTH, VOCAB)
+    assert some.full is not None and some.full.tolist() == [step % 3 == 2 for step in range(len(some.lists))]
+    assert [step[0] is None for step in some.lists] == some.full.tolist()
+    assert plain.read < some.read < full.read
+    torch.testing.assert_close(some.kl[: 2 * (DEPTH + 1) + 1], plain.kl[: 2 * (DEPTH + 1) + 1])
+    shares = recovered(ready, [plain, some, full], DEPTH)
+    torch.testing.assert_close(shares[1][some.full], torch.ones(int(some.full.sum()), dtype=torch.float64))
+    torch.testing.assert_close(shares[2], torch.ones_like(shares[2]))
+    never = measure(ready, ruled(name, 24, Rule(threshold=1e-9, estimate=estimate)), DEPTH, VOCAB)
+    torch.testing.assert_close(never.kl, plain.kl)
+
+
+def test_several_budgets_read_what_they_choose(target: Decoder) -> None:
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=1)
+    sizes = (12, 24, 48)
+    estimate = tuple((size, Coefficients(0.1, 0.4, 0.4)) for size in sizes)
+    fixed = measure(ready, ruled("dustin", 24, Rule(threshold=1e-9, estimate=estimate)), DEPTH, VOCAB)
+    assert fixed.estimate is not None
+    reached = float(fixed.estimate.median())
+    found = measure(ready, ruled("dustin", 48, Rule(sizes=sizes, target_arr=reached, estimate=estimate)), DEPTH, VOCAB)
+    counts = {int((step[0] >= 0).sum()) for step in found.lists if step[0] is not None}
+    assert counts <= set(sizes) and len(counts) > 1
+    assert found.read == pytest.approx(sum(int((step[0] >= 0).sum()) for step in found.lists) / len(found.lists))
+    assert found.full is None

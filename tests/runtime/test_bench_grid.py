@@ -106,6 +106,23 @@ def test_every_method_on_real_models_and_text(tiny_pair: TinyPair, tmp_path: Pat
     assert "ynthetic" not in markdown
 
 
+def test_guarded_rows_say_how_many_steps_were_full(tiny_pair: TinyPair, tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    given = methods("dustin", "vanilla", "sd")
+    shown = lines(bench(tiny_pair, "--file", LICENSE, *SMALL, *given, "--full-every", 2, "--json", path))
+    vanilla, dustin, sd = json.loads(path.read_text())["rows"]
+    assert dustin.keys() == ROW | {"full_steps_share", "kept_tokens_per_step"}
+    assert dustin["full_steps_share"] == pytest.approx(2 / 3)  # 3 warm up, so the timed ones are the 4th to 6th
+    assert 40 < dustin["kept_tokens_per_step"] < 64 + 40
+    assert vanilla.keys() == sd.keys() == ROW
+    assert re.search(r"66\.7% in full, \d+ tokens read", next(row for row in shown if "dustin" in row))
+    assert "dustin, batch 2, context 64: 66.7% of steps verified in full" in path.with_suffix(".md").read_text()
+    refused = bench(tiny_pair, "--file", LICENSE, *SMALL, *given[2:], "--full-every", 2)
+    assert refused.code == USAGE and "--full-every: method vanilla cannot" in refused.err
+    lacking = bench(tiny_pair, "--file", LICENSE, *SMALL, *given, "--guard", 0.5)
+    assert lacking.code == CONFIG and "--guard needs guard" in lacking.err
+
+
 def test_what_a_method_does_beside_the_drafting_is_timed_apart(tiny_pair: TinyPair, tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
     shown = bench(tiny_pair, "--file", LICENSE, *SMALL, *methods("dustin-layers", "dustin"), f"--json={path}")

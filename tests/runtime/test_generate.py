@@ -17,7 +17,15 @@ from commands import Outcome, dustin_run
 from tiny_pair import TinyPair
 
 import dustin_runtime.attention.window
-from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
+from dustin_runtime.config import (
+    AdaptiveBudget,
+    DustinConfig,
+    Estimate,
+    Guard,
+    LayerHeads,
+    Selection,
+    save_config,
+)
 from dustin_runtime.engine import Engine
 from dustin_runtime.loading import open_pair
 
@@ -201,6 +209,90 @@ def test_a_windowed_draft_reads_as_many_tokens_as_it_is_told(
     assert reads() == {8}
     document(generate(tiny_pair, "--method", "vanilla", "--draft-budget", 8, "--json"))
     assert reads() == set()
+
+
+def with_guard(config: DustinConfig) -> DustinConfig:
+    estimate = Estimate(intercept=0.1, history=0.4, lookahead=0.4, rms=0.02, overestimate=0.03)
+    guard = Guard(budget=BUDGET, estimate=estimate, sizes=(24, 128), across=estimate, documents=3, errors_of="held_out")
+    return config.model_copy(update={"guard": guard})
+
+
+def test_a_guard_verifies_in_full_and_says_how_often(
+    tiny_pair: TinyPair, config: DustinConfig, tmp_path: Path, greedy: list[list[int]]
+) -> None:
+    save_config(with_guard(config), tmp_path / "config.yaml")
+    served = ["--config", tmp_path / "config.yaml"]
+    for always in (["--guard", 1], ["--full-every", 1]):
+        found = document(generate(tiny_pair, *served, *always, "--json"))
+        assert [row["tokens"] for row in found["rows"]] == greedy
+        assert found["statistics"]["full_steps_share"] == 1
+    plain = document(generate(tiny_pair, *served, "--json"))
+    assert "full_steps_share" not in plain["statistics"]
+    none = document(generate(tiny_pair, *served, "--guard", 0, "--json"))
+    assert [row["tokens"] for row in none["rows"]] == [row["tokens"] for row in plain["rows"]]
+    assert "full_steps_share" not in none["statistics"]
+    some = generate(tiny_pair, *served, "--full-every", 2, "--compare", "vanilla")
+    assert re.search(r"dustin: .* prefix tokens read per step, [1-5]\d\.\d% of steps verified in full\n", some.err)
+    assert re.search(r"vanilla: .* prefix tokens read per step\n", some.err)
+    less = document(generate(tiny_pair, *served, "--target-arr", 1e-6, "--json"))
+    assert less["statistics"]["kept_tokens_per_step"] > plain["statistics"]["kept_tokens_per_step"]  # 128 at least
+
+
+def test_a_budget_in_the_config_that_adapts_gives_way_to_one_that_is_asked_for(
+    tiny_pair: TinyPair, config: DustinConfig, tmp_path: Path
+) -> None:
+    adaptive = with_guard(config).model_copy(update={"adaptive_budget": AdaptiveBudget(target_arr=1.0, sizes=(16, 32))})
+    save_config(adaptive, tmp_path / "config.yaml")
+    served = ["--config", tmp_path / "config.yaml", "--json"]
+    found = [
+        document(generate(tiny_pair, *served, *options))["statistics"]["kept_tokens_per_step"]
+        for options in ([], ["--budget", 32], ["--target-arr", 1e-6], ["--budget", 16])
+    ]
+    assert found[0] == pytest.approx(found[1])  # the largest
+    assert found[2] == pytest.approx(found[3])  # the smallest
+
+
+def test_audits_report_the_divergence_and_warn(tiny_pair: TinyPair, config: DustinConfig, tmp_path: Path) -> None:
+    save_config(config, tmp_path / "config.yaml")
+    served = ["--config", tmp_path / "config.yaml"]
+    long = [PROMPTS[2] * 3, PROMPTS[2] * 2, "It is a list of names. " * 8, "Some statements are short. " * 9]
+    plain = document(generate(tiny_pair, *served, "--json", prompts=long))
+    found = generate(tiny_pair, *served, "--audit-share", 1, "--max-divergence", 0, "--json", prompts=long)
+    audited = json.loads(found.out)
+    assert [row["tokens"] for row in audited["rows"]] == [row["tokens"] for row in plain["rows"]]
+    measured = audited["statistics"]["divergence"]
+    assert measured.keys() == {"mean", "low", "high", "audits", "tokens", "unit"}
+    assert measured["unit"] == "prompt" and measured["low"] <= measured["mean"] <= measured["high"]
+    assert measured["audits"] == audited["statistics"]["steps"]
+    warned = "above --max-divergence 0: give --guard, or raise it, or a larger --budget" in found.err
+    assert warned == (measured["low"] > 0)
+    assert found.err.count("dustin-run:") == warned
+    quiet = generate(tiny_pair, *served, "--audit-share", 1, "--max-divergence", 1000, prompts=long)
+    assert re.search(r"KL \d+\.\d+ \[\d+\.\d+, \d+\.\d+\] nats from full verification", quiet.err)
+    assert "dustin-run:" not in quiet.err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--max-divergence", -1], USAGE, "--max-divergence -1.0: give 0 nats or more"),
+        (["--audit-share", 2], USAGE, "--audit-share 2.0: give 0 to 1"),
+        (["--audit-share", 0, "--max-divergence", 1], USAGE, "--max-divergence needs audited steps"),
+        (["--max-divergence", 1, "--method", "sd"], USAGE, "--max-divergence: method sd verifies in full"),
+        (["--guard", 0.5], CONFIG, "--guard needs guard, which the config lacks"),
+        (["--target-arr", 0.5], CONFIG, "--target-arr needs guard"),
+        (["--guard", 1.5], USAGE, "--guard 1.5: give 0, which is off, to 1"),
+        (["--guard", 0.5, "--method", "vanilla"], USAGE, "--guard: method vanilla cannot; give one of dustin"),
+        (["--full-every", 0], USAGE, "--full-every"),
+    ],
+)
+def test_guards_that_cannot_be_are_refused(
+    options: list[object], code: int, message: str, tiny_pair: TinyPair, config: DustinConfig, tmp_path: Path
+) -> None:
+    save_config(config, tmp_path / "config.yaml")
+    refused = generate(tiny_pair, "--config", tmp_path / "config.yaml", *options)
+    assert (refused.code, refused.out) == (code, "")
+    assert message in refused.err
 
 
 @pytest.mark.parametrize(

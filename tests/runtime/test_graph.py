@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from dustin_runtime.audit import Audits, summary
 from dustin_runtime.config import LayerHeads, OwnLists, Selection
 from dustin_runtime.engine import Draw, Engine
 from dustin_runtime.errors import NothingMeasuredError
+from dustin_runtime.guard import Coefficients, Rule
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
@@ -87,6 +90,92 @@ def test_graph_and_eager_give_equal_tokens_over_an_8_bit_cache(models: dict[torc
             engine(model, method, graph, kv_dtype=torch.float8_e4m3fn).generate(asked, 30)[0] for graph in (True, False)
         ]
         assert [g.tokens for g in found[0]] == [g.tokens for g in found[1]]
+
+
+GUARDED = {
+    "guard": {"threshold": 0.62},
+    "every": {"every": 3},
+    "adaptive": {"sizes": (48, 96, 192), "target_arr": 0.7, "threshold": 0.4},
+}
+
+
+def rule(**fields: object) -> Rule:
+    by_size = tuple((size, Coefficients(0.1, 0.4, 0.4)) for size in (96, *fields.get("sizes", ())))  # type: ignore[misc]
+    return Rule(estimate=by_size, **fields)  # type: ignore[arg-type]
+
+
+def guarded_engine(target: Decoder, method: str, graph: bool, judge: Rule, rows: int = 8) -> Engine:
+    selection = SELECTION
+    if judge.sizes:
+        selection = SELECTION.model_copy(update={"budget": judge.sizes[-1]})
+    policy = replace(make_policy(method, selection), rule=judge)  # type: ignore[call-arg]
+    stepper = Stepper(target, target.first_layers(2), policy, policy.selection, 3, VOCAB)
+    return Engine(stepper, frozenset([11]), rows=rows, graph=graph)
+
+
+@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
+@pytest.mark.parametrize("kind", list(GUARDED))
+def test_guarded_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Decoder], method: str, kind: str) -> None:
+    if kind == "adaptive" and method != "dustin":
+        pytest.skip("one budget")
+    asked, judge = prompts(20), rule(**GUARDED[kind])
+    for model in models.values():
+        found = [guarded_engine(model, method, graph, judge).generate(asked, 40) for graph in (True, False)]
+        assert [g.tokens for g in found[0][0]] == [g.tokens for g in found[1][0]]
+        assert found[0][1].full == found[1][1].full
+        assert found[0][1].kept == pytest.approx(found[1][1].kept)
+
+
+@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
+def test_a_guard_at_1_equals_vanilla_in_fp32(models: dict[torch.dtype, Decoder], method: str) -> None:
+    asked, model = prompts(16), models[torch.float32]
+    vanilla = [g.tokens for g in engine(model, "vanilla", True).generate(asked, 40)[0]]
+    found, statistics = guarded_engine(model, method, True, rule(threshold=1.0)).generate(asked, 40)
+    assert [g.tokens for g in found] == vanilla
+    assert statistics.full_share == 1
+    plain = engine(model, method, True).generate(asked, 40)[0]
+    found, statistics = guarded_engine(model, method, True, rule(threshold=1e-9)).generate(asked, 40)
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+    assert statistics.full_share == 0
+
+
+@torch.inference_mode()
+def test_a_guarded_replay_neither_waits_nor_allocates(models: dict[torch.dtype, Decoder]) -> None:
+    served = guarded_engine(models[torch.bfloat16], "dustin", True, rule(**GUARDED["adaptive"]))
+    served.generate(prompts(8), 5)
+    state = served._state
+    assert state is not None
+    state.lengths.fill_(300)
+    state.active.fill_(True)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            served.step(state)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("method", ["dustin", "dustin-layers", "h2o"])
+def test_audited_graphs_leave_the_text_and_find_what_eager_steps_find(
+    models: dict[torch.dtype, Decoder], method: str
+) -> None:
+    asked = prompts(12)
+    for model in models.values():
+        plain = engine(model, method, True).generate(asked, 40)[0]
+        found = []
+        for graph in (True, False):
+            served = Engine(
+                engine(model, method, graph).stepper, frozenset([11]), rows=8, graph=graph, audits=Audits(0.3, 1)
+            )
+            generations, statistics = served.generate(asked, 40)
+            assert [g.tokens for g in generations] == [g.tokens for g in plain]
+            found.append(summary(statistics.audits))
+        # A graph is read a step late, so that it audits other steps behind a prompt's end.
+        assert found[0] and found[1] and found[0].mean > 0
+        assert found[0].mean == pytest.approx(found[1].mean, rel=1.0)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from dustin_runtime.cache import KVCache
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import CapacityError, UsageError
+from dustin_runtime.guard import Coefficients, Rule
 from dustin_runtime.memory_plan import (
     COLLECTIVES_BYTES,
     GIB,
@@ -67,6 +68,18 @@ def test_components_add_up() -> None:
     lines = found.table()
     assert len(lines) == sum(map(bool, parts.values())) + 1
     assert lines[-1].split() == ["total", f"{found.total / GIB:.2f}", "GiB"]
+
+
+def test_what_a_guard_and_audits_take_is_planned() -> None:
+    sizes = {"batch": BATCH, "capacity": CAPACITY, "depth": 4}
+    dustin = make_policy("dustin", SELECTION)
+    judged = replace(dustin, rule=Rule(threshold=0.5, estimate=((512, Coefficients(0.1, 0.4, 0.4)),)))  # type: ignore
+    plain, guarded = (plan(TARGET, DRAFT, policies=[one], **sizes) for one in (dustin, judged))  # type: ignore
+    assert plain.parts["policy"] == 0 < 5 * BATCH * CAPACITY < guarded.parts["policy"] < 10 * BATCH * CAPACITY
+    audited = plan(TARGET, DRAFT, audited=True, **sizes)  # type: ignore[arg-type]
+    rows = BATCH * 5 * TARGET.vocab * 2
+    assert 2 * rows < audited.parts["logits"] < 4.1 * rows
+    assert plain.parts["logits"] == rows
 
 
 def test_caches_are_what_the_runtime_allocates() -> None:

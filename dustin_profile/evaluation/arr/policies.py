@@ -17,6 +17,7 @@ from dustin_profile.search.evaluate import top
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.config import Selection
 from dustin_runtime.policies import POLICIES, Policy
+from dustin_runtime.policies.dustin import Dustin
 
 ORACLE = "oracle"
 
@@ -76,7 +77,7 @@ def computable() -> dict[str, type[Policy]]:
         if policy.needs_selection
         and not policy.chooses_by_layer
         and not policy.lookahead_by_layer
-        and policy.memory is Policy.memory
+        and policy.memory in (Policy.memory, Dustin.memory)  # the latter keeps nothing without a rule
         and policy.lookahead_heads is Policy.lookahead_heads
     }
 

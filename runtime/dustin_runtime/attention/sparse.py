@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dustin_runtime.attention.dense import dense_reference
 from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import usable
 from dustin_runtime.scaled import Held, at_slots
@@ -22,28 +23,43 @@ class SparseAttention:
             On a GPU the kernel may read it while its predecessor still runs, so an ordinary operation has to lie
             between what writes it and the first use; in a decoder that is the embedding.
         ring: in which slots of the cache positions lie.
+        full: [batch] bool, rows that read everything instead of their list; None for none. Like `kept`, the kernel may
+            read it early.
+        estimate: [batch] fp64, what the list was estimated to recover (`guard.Rule`), for those who evaluate it.
     """
 
-    def __init__(self, kept: Tensor, ring: Ring = WHOLE) -> None:
+    def __init__(
+        self, kept: Tensor, ring: Ring = WHOLE, *, full: Tensor | None = None, estimate: Tensor | None = None
+    ) -> None:
         self.lists = kept
         self.ring = ring
+        self.full = full
+        self.estimate = estimate
 
     def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         kept = self.kept(layer)
         if usable(q, heads_of=q.shape[3]):
             from dustin_runtime.kernels.sparse import sparse_attention
 
-            return sparse_attention(q, k, v, start, kept, ring=self.ring)
+            out = sparse_attention(q, k, v, start, kept, ring=self.ring, full=self.full)
+            if self.full is not None:
+                from dustin_runtime.kernels.dense import dense_rows
+
+                dense_rows(q, k, v, start, self.full, out)
+            return out
+        if self.full is not None:
+            return mixed_reference(q, k, v, start, kept, self.full)
         return sparse_reference(q, k, v, start, kept, self.ring)
 
     def tokens_read(self, lengths: Tensor) -> Tensor:
         """[batch] fp32, prefix tokens that each KV head read, mean over layers and heads."""
         read = (self.lists >= 0).sum(dim=(0, 2, 3), dtype=torch.float32)
         lists = self.lists.shape[0] * self.lists.shape[2]
-        return read / lists if lists > 1 else read
+        read = read / lists if lists > 1 else read
+        return read if self.full is None else torch.where(self.full, lengths.float(), read)
 
     def kept(self, layer: int) -> Tensor:
-        """[batch, kv_heads or 1, k]."""
+        """[batch, kv_heads or 1, k]; of rows that are `full`, what they would have read."""
         return self.lists[layer if self.lists.shape[0] > 1 else 0]
 
 
@@ -69,6 +85,13 @@ def sparse_reference(q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, r
     )
     out = out.view(batch, kv_heads, group, tokens, head_size)
     return out.permute(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+def mixed_reference(q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, full: Tensor) -> Tensor:
+    """The plain reference of rows that read everything, where `full` [batch] bool says so, among others; shapes as of
+    `sparse_reference`, of a cache that keeps all."""
+    everything = dense_reference(q, k, v, start)
+    return torch.where(full[:, None, None, None], everything, sparse_reference(q, k, v, start, kept))
 
 
 def sparse_by_query_head(q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor) -> Tensor:

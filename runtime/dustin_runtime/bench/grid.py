@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,20 +15,34 @@ from dustin_runtime.bench.components import components as _components
 from dustin_runtime.bench.document import roofline_device
 from dustin_runtime.bench.noise import fill
 from dustin_runtime.bench.together import Together
-from dustin_runtime.config import Selection
+from dustin_runtime.config import DustinConfig, Selection
 from dustin_runtime.engine import Draw, Engine, capacity_beyond, to_host
 from dustin_runtime.links import LINKS, step_sums_ms
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.ranks import Ranks
 from dustin_runtime.parallel.sums import SizeClass
-from dustin_runtime.policies import POLICIES, make_policy
+from dustin_runtime.policies import POLICIES, Asked, Policy, guarded, judged, make_policy
 from dustin_runtime.roofline import StepCosts, step_costs
 from dustin_runtime.scaled import dtype_name
 from dustin_runtime.step import State, Stepper
 
 WARM_UP = 3
 """Steps before the clock starts."""
+
+
+NOTHING = Asked()
+
+
+def made(method: str, selection: Selection, config: DustinConfig | None = None, asked: Asked = NOTHING) -> Policy:
+    """A method; of a guard, and of several budgets, as much as it can do.
+
+    Raises: as `policies.guarded`.
+    """
+    policy = make_policy(method, selection if POLICIES[method].needs_selection else None)
+    if not judged(policy):
+        return policy
+    return guarded(policy, config, **(asked if policy.adapts else asked._replace(target_arr=None))._asdict())
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class Setup:
         ranks: that share the target; each of them measures, and the slowest counts.
         sums: which way sums the target's blocks over them, by size; empty where there was no choice.
         kv_dtype: as of `Stepper`.
+        make: a method by its name, with what is asked of it; None makes them from `selection` alone.
     """
 
     target: Decoder
@@ -60,6 +75,10 @@ class Setup:
     ranks: Ranks = field(default_factory=lambda: Ranks(0, 1, 0))
     sums: tuple[SizeClass, ...] = ()
     kv_dtype: torch.dtype | None = None
+    make: Callable[[str], Policy] | None = None
+
+    def policy(self, method: str) -> Policy:
+        return self.make(method) if self.make else made(method, self.selection)
 
     @property
     def synthetic(self) -> list[str]:
@@ -100,7 +119,7 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
     if setup.target.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     kind = POLICIES[case.method]
-    policy = make_policy(case.method, setup.selection if kind.needs_selection else None)
+    policy = setup.policy(case.method)
     forced = setup.forced_tau if kind.drafts else None
     stepper = Stepper(
         setup.target,
@@ -193,7 +212,7 @@ def _timed(engine: Engine, state: State, steps: int, depth: int, together: Toget
     for _ in range(WARM_UP):
         engine.step(state)
     _wait(state)
-    emitted, accepted = 0, [0] * depth
+    emitted, read, full, accepted = 0, 0.0, 0.0, [0] * depth
     together.begin()
     began = time.perf_counter()
     late: list[tuple[Tensor, torch.cuda.Event | None]] = []
@@ -205,18 +224,22 @@ def _timed(engine: Engine, state: State, steps: int, depth: int, together: Toget
             if arrived:
                 with engine.stepper.target.watched():
                     arrived.synchronize()
-            for count in host[:, depth + 1].tolist():
+            for values in host[:, depth + 1 :].tolist():
+                count = values[0]
                 emitted += int(count)
+                read += values[1]
+                full += sum(values[3:4])
                 for position in range(int(count) - 1):
                     accepted[position] += 1
     _wait(state)
+    rows, judged = steps * state.rows, getattr(engine.stepper.policy, "rule", None) is not None
     (seconds,) = together.slowest(time.perf_counter() - began)
     return {
         "tokens_per_s": emitted / seconds,
         "tau": emitted / (steps * state.rows),
         "acceptance_per_position": [count / (steps * state.rows) for count in accepted],
         "step_ms": 1e3 * seconds / steps,
-    }
+    } | ({"kept_tokens_per_step": read / rows, "full_steps_share": full / rows} if judged else {})
 
 
 def _rates(costs: StepCosts, components: dict[str, float], by_rows: bool) -> dict[str, float]:

@@ -75,6 +75,8 @@ def line(row: dict[str, Any], header: bool = False, ranks: int = 1) -> str:
     widths = [16, 11, 13, 5, 7, 9, 5, 6, 8, 8, 7]
     parts = [f"{ms:.2f} {name}" for name, ms in row["components_ms"].items()]
     said = f"  [{', '.join(row['synthetic'])}]" if row["synthetic"] else ""
+    if "full_steps_share" in row:
+        said = f"  {row['full_steps_share']:.1%} in full, {row['kept_tokens_per_step']:.0f} tokens read{said}"
     text = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
     text += f"  ms: {', '.join(parts)}{said}"
     if header:
@@ -112,6 +114,13 @@ def markdown(found: dict[str, Any]) -> str:
         rates += [f"{row['roofline_all_reduce_ms']:.2f}"] if ranks > 1 else []
         data = "synthetic" if row["synthetic"] else "real"
         lines.append(f"| {' | '.join([data, *_cells(row), *parts, *rates])} |")
+    for row in found["rows"]:
+        if "full_steps_share" in row:
+            lines += [
+                "",
+                f"{row['method']}, batch {row['batch']}, context {row['context']}: {row['full_steps_share']:.1%} of "
+                f"steps verified in full, {row['kept_tokens_per_step']:.0f} prefix tokens read per step.",
+            ]
     lines += [
         "",
         "data: whether weights, context and acceptance are real. kv: dtype of the target's cache. tau: tokens a step.",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dustin_runtime.config import DustinConfig, Selection
     from dustin_runtime.models.decoder import Decoder
     from dustin_runtime.parallel.ranks import Ranks
+    from dustin_runtime.policies import Asked, Policy
 
 
 def grid(
@@ -61,6 +63,17 @@ def grid(
     draft_budget: Annotated[
         int | None, typer.Option(min=8, help="Tokens that a windowed draft reads. Default: the config's, else 512.")
     ] = None,
+    guard: Annotated[
+        float | None,
+        typer.Option(help="Dustin's methods verify a row in full whose estimated ARR is below this; 1: always."),
+    ] = None,
+    full_every: Annotated[
+        int | None, typer.Option(min=1, help="Dustin's methods verify every Nth step of a row in full.")
+    ] = None,
+    target_arr: Annotated[
+        float | None,
+        typer.Option(help="dustin reads the smallest of several budgets whose estimated ARR reaches this."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each component.")] = 10,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
@@ -94,7 +107,7 @@ def grid(
     import torch
 
     from dustin_runtime.acceptance import rate_for
-    from dustin_runtime.bench.grid import Setup, measure
+    from dustin_runtime.bench.grid import Setup, made, measure
     from dustin_runtime.bench.grid_report import document, line, save
     from dustin_runtime.bench.subject import parts_of_text
     from dustin_runtime.bench.sums import choose_sums
@@ -105,7 +118,7 @@ def grid(
     from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.watch import LONG
-    from dustin_runtime.policies import POLICIES
+    from dustin_runtime.policies import POLICIES, Asked
     from dustin_runtime.scaled import pick_kv_dtype
 
     with joined(rank_timeout) as ranks:
@@ -136,10 +149,16 @@ def grid(
             selection, gamma = changed(subject.selection, budget, m), depth or subject.depth
             if force_acceptance is not None:
                 rate_for(force_acceptance, gamma)
+            asked = Asked(guard, full_every, target_arr)
+            if served and budget is not None:
+                served = served.model_copy(update={"adaptive_budget": None})
+            if any(x is not None for x in asked):
+                _check_guard(methods, selection, served, asked)
             cases = list(_cases(methods, batches, contexts, draft_caches))
             draft_budget = draft_budget or (served and served.draft_budget) or 512
             sizes = (element.itemsize, cached.itemsize if cached else None)
-            _check(subject, selection, gamma, steps, cases, draft_budget, kind, *sizes, ranks.world)
+            make = partial(made, selection=selection, config=served, asked=asked)
+            _check(subject, make, selection, gamma, steps, cases, draft_budget, kind, *sizes, ranks.world)
             prompts = None
             if not synthetic_context:
                 prompts = parts_of_text(subject.tokenizer, file or [], max(batches), max(contexts))
@@ -166,6 +185,7 @@ def grid(
             ranks,
             sums,
             cached,
+            make,
         )
         if ranks.rank == 0:
             for size in sums:
@@ -254,8 +274,21 @@ def _subject(
     return real(opened, pair or f"{opened.target_id} / {opened.draft_id}", served, depth, dtype, device)
 
 
+def _check_guard(methods: list[str], selection: Selection, served: DustinConfig | None, asked: Asked) -> None:
+    """Refuse what no method of the run can do, and what the configuration does not suffice for."""
+    from dustin_runtime.bench.grid import made
+    from dustin_runtime.policies import guarded, judged, make_policy
+
+    able = [name for name in methods if judged(make_policy(name, selection))]
+    if not able:  # names the option
+        guarded(make_policy(methods[0], selection), served, **asked._asdict())
+    for name in able:
+        made(name, selection, served, asked)
+
+
 def _check(
     subject: Subject,
+    make: Callable[[str], Policy],
     selection: Selection,
     depth: int,
     steps: int,
@@ -272,11 +305,11 @@ def _check(
     from dustin_runtime.memory_plan import free_bytes, plan, require
     from dustin_runtime.models.shape import check_context
     from dustin_runtime.parallel.shards import Share
-    from dustin_runtime.policies import make_policy, require_over_ranks
+    from dustin_runtime.policies import require_over_ranks
 
     if world > 1:
         for name in dict.fromkeys(case.method for case in cases):
-            require_over_ranks(make_policy(name, selection), world)
+            require_over_ranks(make(name), world)
         Share.of(subject.target, 0, world)
     free = free_bytes(device)
     windowed = any(case.windowed for case in cases)
@@ -286,7 +319,7 @@ def _check(
         for shape in (subject.target, subject.draft):
             check_context(shape, capacity, f"--context {case.context} with {steps} steps")
         if free is not None:
-            policy = make_policy(case.method, selection)
+            policy = make(case.method)
             scores = policy.uses_history or policy.uses_lookahead
             need = plan(
                 subject.target,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
+    from dustin_runtime.audit import Audits
     from dustin_runtime.config import DustinConfig
     from dustin_runtime.engine import Draw, Engine, Generation
     from dustin_runtime.loading import Pair
@@ -60,6 +61,38 @@ def generate(
             min=8,
             help="The draft reads this many first and last tokens of its cache (triforce: retrieved ones). "
             "Default: all; 512 for magicdec and triforce.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    guard: Annotated[
+        float | None,
+        typer.Option(
+            help="Verify a row in full in steps whose estimated attention recovery (ARR) is below this; 1: always.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    full_every: Annotated[
+        int | None, typer.Option(min=1, help="Verify every Nth step of a row in full.", rich_help_panel="Method")
+    ] = None,
+    target_arr: Annotated[
+        float | None,
+        typer.Option(
+            help="In each step and row, the smallest of several budgets whose estimated ARR reaches this.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    max_divergence: Annotated[
+        float | None,
+        typer.Option(
+            help="Warn if the mean KL of full from this method's verification, audited while serving, is above this.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    audit_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of steps that are verified in full too, and measured; the text stays the same. "
+            "Default: 0.02 with --max-divergence, else 0.",
             rich_help_panel="Method",
         ),
     ] = None,
@@ -134,7 +167,7 @@ def generate(
     from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.sums import prefill_tokens, step_tokens
-    from dustin_runtime.policies import draft_window, make_policy, require_over_ranks
+    from dustin_runtime.policies import draft_window, guarded, make_policy, require_over_ranks
     from dustin_runtime.prompts import encode, gather_prompts
     from dustin_runtime.scaled import dtype_name, pick_kv_dtype
     from dustin_runtime.step import Stepper
@@ -155,6 +188,8 @@ def generate(
                 make_policy(name, served.selection if served else None, option)
                 for name, option in zip(names, ("--method", "--compare"), strict=False)
             ]
+            policies[0] = guarded(policies[0], served, threshold=guard, every=full_every, target_arr=target_arr)
+            audits = _audits(max_divergence, audit_share, policies[0], seed, ranks.world)
             for policy in policies:
                 require_over_ranks(policy, ranks.world)
             kind = pick_device(ranks.device(device))
@@ -194,6 +229,7 @@ def generate(
                     temperature,
                     ranks.world,
                     pipeline,
+                    audits is not None,
                 )
         if not ranks.alone:
             ranks.agree(facts(given, ids, served, opened.provenance(), kind))
@@ -225,7 +261,8 @@ def generate(
                 nucleus=temperature > 0 and top_p < 1,
                 kv_dtype=cached,
             )
-            engine = Engine(stepper, ends, rows=batch, graph=False if eager else None)
+            audited = audits if policy is policies[0] else None
+            engine = Engine(stepper, ends, rows=batch, graph=False if eager else None, audits=audited)
             shown = not as_json and policy is policies[0] and ranks.rank == 0
             runs.append(_run(opened.tokenizer, engine, ids, draws, max_new_tokens, stop or [], shown))
             if runs[-1][1].interrupted:
@@ -240,6 +277,8 @@ def generate(
             del engine, stepper  # their buffers, before the next method's
         if ranks.rank == 0:
             _report(names, runs, as_json, served, sums, dtype_name(cached, element))
+            if max_divergence is not None:
+                _warn_of_divergence(runs[0][1], max_divergence)
         if runs[-1][1].interrupted:
             complete = sum(generation.finished is not None for generation in runs[-1][0])
             interrupted = InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
@@ -258,6 +297,41 @@ def _check_draws(temperature: float, top_p: float, stop: list[str]) -> None:
         raise UsageError("--stop: is empty; give the text to end at")
 
 
+def _audits(most: float | None, share: float | None, policy: Policy, seed: int, world: int) -> Audits | None:
+    """Which steps are audited; None for none."""
+    from dustin_runtime.audit import SHARE, Audits
+
+    if most is not None and not 0 <= most < float("inf"):
+        raise UsageError(f"--max-divergence {most}: give 0 nats or more")
+    if share is not None and not 0 <= share <= 1:
+        raise UsageError(f"--audit-share {share}: give 0 to 1")
+    if most is not None and share == 0:
+        raise UsageError("--max-divergence needs audited steps: give an --audit-share above 0, or leave it out")
+    if not (share or (share is None and most is not None)):
+        return None
+    flag = "--audit-share" if most is None else "--max-divergence"
+    if world > 1:
+        raise UsageError(f"{flag}: audits verify in full in one process; this is one of {world}")
+    if not policy.needs_selection:
+        raise UsageError(f"{flag}: method {policy.name} verifies in full, so there is nothing to audit")
+    return Audits(SHARE if share is None else share, seed)
+
+
+def _warn_of_divergence(statistics: Statistics, most: float) -> None:
+    """Say that what was served is further from full verification than it may be, if that is sure."""
+    from dustin_runtime.audit import summary
+
+    found = summary(statistics.audits)
+    if found is None or found.low is None:
+        print("dustin-run: too few steps were audited to judge --max-divergence: raise --audit-share", file=sys.stderr)
+    elif found.low > most:
+        print(
+            f"dustin-run: KL of full from served verification is {found.mean:.4f} [{found.low:.4f}, {found.high:.4f}], "
+            f"above --max-divergence {most:g}: give --guard, or raise it, or a larger --budget",
+            file=sys.stderr,
+        )
+
+
 def _require_memory(
     opened: Pair,
     policies: Sequence[Policy],
@@ -271,6 +345,7 @@ def _require_memory(
     temperature: float,
     world: int,
     pipeline: bool,
+    audited: bool,
 ) -> None:
     """Refuse a run that does not fit on the GPU, before its weights are read."""
     from dustin_runtime.memory_plan import plan, require
@@ -294,6 +369,7 @@ def _require_memory(
         world=world,
         pipeline=pipeline,
         kv_bytes=kv_dtype.itemsize if kv_dtype else None,
+        audited=audited,
     )
     require(need, available_bytes)
 
@@ -306,7 +382,10 @@ def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) ->
         raise UsageError("--budget and --m change a config; give one with --config")
     from dustin_runtime.config import changed
 
-    return served.model_copy(update={"selection": changed(served.selection, budget, m)})
+    update: dict[str, Any] = {"selection": changed(served.selection, budget, m)}
+    if budget is not None:
+        update["adaptive_budget"] = None
+    return served.model_copy(update=update)
 
 
 def open_models(
@@ -382,6 +461,7 @@ def _report(
     sums: Sequence[SizeClass],
     kv_dtype: str,
 ) -> None:
+    from dustin_runtime.audit import summary
     from dustin_runtime.policies import POLICIES
 
     generations, statistics, texts = runs[0]
@@ -412,6 +492,11 @@ def _report(
         say = f"{name}: {figures.tokens_per_second:.1f} tokens/s, tau {figures.tau:.2f}, "
         say += f"accepted per position {accepted}, " if accepted else ""
         say += f"{figures.kept:.0f} prefix tokens read per step"
+        if figures.full_share is not None:
+            say += f", {figures.full_share:.1%} of steps verified in full"
+        if found := summary(figures.audits):
+            between = "" if found.low is None else f" [{found.low:.4f}, {found.high:.4f}]"
+            say += f", KL {found.mean:.4f}{between} nats from full verification ({found.tokens} tokens audited)"
         print(say, file=sys.stderr)
     if compared := document.get("compare"):
         print(

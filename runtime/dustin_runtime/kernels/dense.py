@@ -21,11 +21,11 @@ from dustin_runtime.scaled import Held, parts
 
 @triton.jit(do_not_specialize=["batch", "tokens", "kv_heads", "group", "tiles", "programs", "least"])
 def _dense(
-    q, k, v, k_scale, v_scale, start, out, partials, tops, totals, counter,
+    q, k, v, k_scale, v_scale, start, full, out, partials, tops, totals, counter,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     batch, tokens, scale, kv_heads, group, tiles, programs, least,
     ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, BATCH: tl.constexpr, SCALED: tl.constexpr,
-    PDL: tl.constexpr,
+    GUARDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one sequence, ROWS of its queries, one share of its keys.
 
@@ -33,16 +33,23 @@ def _dense(
     own place from the lengths of all.
 
     SCALED: keys and values are to be multiplied by the scale of their KV head: logits and the result are, instead.
+    GUARDED: only the sequences that `full` names have programs; if there are none, all end here.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
     index = tl.arange(0, BATCH)
     lengths = tl.load(start + index, mask=index < batch, other=0).to(tl.int32) + tokens
-    lengths = tl.where(index < batch, lengths, 0)
-    fraction = lengths.to(tl.float32) / tl.sum(lengths, 0).to(tl.float32)
+    served = index < batch
+    if GUARDED:
+        served = served & (tl.load(full + index, mask=served, other=0) != 0)
+    lengths = tl.where(served, lengths, 0)
+    whole = tl.sum(lengths, 0)
+    if GUARDED:
+        whole = tl.maximum(whole, 1)
+    fraction = lengths.to(tl.float32) / whole.to(tl.float32)
     wanted = (fraction * (programs // (kv_heads * tiles)) + 0.001).to(tl.int32)  # equal lengths divide evenly
     splits = tl.maximum(tl.minimum(wanted, tl.cdiv(lengths, least)), 1)
-    splits = tl.where(index < batch, splits, 0)
+    splits = tl.where(served, splits, 0)
     ends = tl.cumsum(splits * kv_heads * tiles, 0)
     program = tl.program_id(0)
     sequence = tl.sum((ends <= program).to(tl.int32), 0)
@@ -132,6 +139,20 @@ def dense_attention(q: Tensor, k: Held, v: Held, start: Tensor, cut: Tiling | No
 
     Each key is read once, whatever the number of new tokens and query heads (rows <= 128).
     """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _launch(q, k, v, start, None, out, cut)
+    return out
+
+
+def dense_rows(
+    q: Tensor, k: Held, v: Held, start: Tensor, full: Tensor, out: Tensor, cut: Tiling | None = None
+) -> None:
+    """The same for the rows of a batch that `full` [batch] bool names, written to their places in `out`; others are
+    left as they are. With no such row the launch costs little more than itself."""
+    _launch(q, k, v, start, full, out, cut)
+
+
+def _launch(q: Tensor, k: Held, v: Held, start: Tensor, full: Tensor | None, out: Tensor, cut: Tiling | None) -> None:
     (k, k_scale), (v, v_scale) = parts(k), parts(v)
     batch, tokens, query_heads, head_size = q.shape
     kv_heads = k.shape[2]
@@ -140,17 +161,16 @@ def dense_attention(q: Tensor, k: Held, v: Held, start: Tensor, cut: Tiling | No
         cut = tiling(batch, kv_heads, tokens * group, head_size, q.itemsize, processors(q.device))
     tiles = ceil_div(tokens * group, cut.rows)
     groups = batch * kv_heads * tiles
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     slots = cut.programs + groups  # every group has a program at least
     scratch = torch.empty(slots * cut.rows * (head_size + 2), dtype=torch.float32, device=q.device)
     partials, tops, totals = scratch.split([slots * cut.rows * x for x in (head_size, 1, 1)])
     _dense[(slots,)](
-        q, k, v, k_scale, v_scale, start, out, partials, tops, totals, counters(q.device, groups),
+        q, k, v, k_scale, v_scale, start, start if full is None else full, out, partials, tops, totals,
+        counters(q.device, groups),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         batch, tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, tiles, cut.programs, cut.least,
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, BATCH=next_power_of_2(batch),
-        SCALED=k_scale is not None,
+        SCALED=k_scale is not None, GUARDED=full is not None,
         num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
     fence(q.device)
-    return out

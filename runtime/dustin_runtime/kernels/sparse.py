@@ -37,11 +37,11 @@ def _window_slots(place, first_kept, skipped, sink, ring):
     do_not_specialize=["tokens", "kv_heads", "group", "splits", "share", "budget", "first_kept", "sink", "ring"]
 )  # one binary serves all
 def _sparse(
-    q, k, v, k_scale, v_scale, start, kept, out, partials, tops, totals, counter,
+    q, k, v, k_scale, v_scale, start, kept, full, out, partials, tops, totals, counter,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, kept_batch, kept_head,
     tokens, scale, kv_heads, group, splits, share, budget, first_kept, sink, ring,
     ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, LIST: tl.constexpr, NEW: tl.constexpr,
-    WINDOW: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SCALED: tl.constexpr, GUARDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one sequence, ROWS of its queries, a share of the list; the last has the new tokens.
 
@@ -51,6 +51,7 @@ def _sparse(
 
     WINDOW: there is no list; the first `first_kept` and the last `budget - first_kept` positions are attended to.
     SCALED: as of `dense._dense`.
+    GUARDED: nothing is read or written of the sequences that `full` names.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -66,6 +67,9 @@ def _sparse(
     first = tl.load(start + sequence).to(tl.int32)
     entry = tl.arange(0, LIST)
     skipped = 0
+    if GUARDED:
+        left_out = tl.load(full + sequence) != 0
+        budget = tl.where(left_out, 0, budget)
     if WINDOW:
         skipped = tl.maximum(first - budget, 0)  # positions between the first and the last
         count = tl.maximum(tl.minimum(tl.minimum(first, budget) - split * share, share), 0)
@@ -81,6 +85,10 @@ def _sparse(
         values = tl.load(v + chosen[:, None] * v_token + column[None, :], mask=within[:, None], other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
+    if GUARDED:  # noqa: SIM102 - it is known when the kernel is compiled
+        # Not before the wait: once all programs have ended, the next kernel takes everything before it as done.
+        if left_out:
+            return
 
     queries, token, there, place_out = packed_queries(
         q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS, D
@@ -167,11 +175,22 @@ def tiling(
 
 
 def sparse_attention(
-    q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, cut: Tiling | None = None, ring: Ring = WHOLE
+    q: Tensor,
+    k: Held,
+    v: Held,
+    start: Tensor,
+    kept: Tensor,
+    cut: Tiling | None = None,
+    ring: Ring = WHOLE,
+    full: Tensor | None = None,
 ) -> Tensor:
-    """Attend; shapes as in `attention.sparse.sparse_reference`."""
+    """Attend; shapes as in `attention.sparse.sparse_reference`.
+
+    Args:
+        full: [batch] bool, rows of the result that are left as they are, for `dense.dense_rows` to write; or None.
+    """
     lists = kept.expand(len(q), k.shape[2], -1)  # one list for all heads has stride 0
-    return _launch(q, k, v, start, lists, lists.shape[2], None, cut, ring)
+    return _launch(q, k, v, start, lists, lists.shape[2], None, cut, ring, full)
 
 
 def window_attention(
@@ -198,6 +217,7 @@ def _launch(
     first_kept: int | None,
     cut: Tiling | None,
     ring: Ring,
+    full: Tensor | None = None,
 ) -> Tensor:
     (k, k_scale), (v, v_scale) = parts(k), parts(v)
     batch, tokens, query_heads, head_size = q.shape
@@ -213,13 +233,13 @@ def _launch(
     partials, tops, totals = scratch.split([slots * cut.rows * x for x in (head_size, 1, 1)])
     share = ceil_div(ceil_div(budget, cut.splits), cut.keys) * cut.keys
     _sparse[(tiles, cut.splits, batch * kv_heads)](
-        q, k, v, k_scale, v_scale, start, start if lists is None else lists, out, partials, tops, totals,
-        counters(q.device, groups),
+        q, k, v, k_scale, v_scale, start, start if lists is None else lists,
+        start if full is None else full, out, partials, tops, totals, counters(q.device, groups),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *((0, 0) if lists is None else lists.stride()[:2]),
         tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, cut.splits, share, budget, first_kept or 0, *ring,
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, LIST=next_power_of_2(share), NEW=max(16, next_power_of_2(tokens)),
-        WINDOW=lists is None, SCALED=k_scale is not None,
+        WINDOW=lists is None, SCALED=k_scale is not None, GUARDED=full is not None,
         num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
     return out

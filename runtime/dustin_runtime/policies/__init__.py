@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dustin_runtime.config import DustinConfig, Selection
+from dataclasses import replace
+from typing import NamedTuple, TypeGuard
+
+from dustin_runtime.config import AdaptiveBudget, DustinConfig, Estimate, Selection, changed
 from dustin_runtime.errors import ConfigError, UsageError
+from dustin_runtime.guard import Coefficients, Rule
 from dustin_runtime.policies.adaptive_split import DustinFeedback, DustinMarginal, DustinMerged
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.compresskv import CompressKV
@@ -36,6 +40,8 @@ _ALL: tuple[type[Policy], ...] = (
         SmallKV,
     ),
 )
+_JUDGED: tuple[type[Dustin], ...] = (Dustin, DustinT, DustinD, DustinLayers)
+"""Those whose lists can be judged: they ask the configuration's heads, for which the estimate was fitted."""
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
 
@@ -59,6 +65,86 @@ def make_policy(name: str, selection: Selection | None, option: str = "--method"
             f"{option} {name} needs selection.{field}, which the config lacks: emit it anew with dustin-profile search"
         )
     return policy(selection if policy.needs_selection else None)
+
+
+class Asked(NamedTuple):
+    """Of `guarded`, which says what each is."""
+
+    threshold: float | None = None
+    every: int | None = None
+    target_arr: float | None = None
+
+
+def guarded(
+    policy: Policy,
+    config: DustinConfig | None,
+    *,
+    threshold: float | None = None,
+    every: int | None = None,
+    target_arr: float | None = None,
+) -> Policy:
+    """The policy with what is asked of a guard, or what the configuration says of its budget; as it is if nothing is.
+
+    Args:
+        threshold: `--guard`; every: `--full-every`; target_arr: `--target-arr`, whose sizes are the configuration's.
+
+    Raises:
+        UsageError: the method chooses no lists that could be judged, or a value is out of range.
+        ConfigError: the configuration has no estimate to judge by.
+    """
+    adaptive = config.adaptive_budget if config else None
+    if target_arr is not None:
+        if not 0 < target_arr <= 1:
+            raise UsageError(f"--target-arr {target_arr}: give more than 0 and at most 1")
+        adaptive = AdaptiveBudget(target_arr=target_arr, **({"sizes": adaptive.sizes} if adaptive else {}))
+    if not (judged(policy) and policy.adapts):
+        if target_arr is not None:
+            raise UsageError(f"--target-arr: method {policy.name} has one budget; give one of {_able(adapts=True)}")
+        adaptive = None
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise UsageError(f"--guard {threshold}: give 0, which is off, to 1, which verifies everything in full")
+    if every is not None and every < 1:
+        raise UsageError(f"--full-every {every}: give 1 or more")
+    if not (threshold or every or adaptive):
+        return policy
+    if not judged(policy):
+        flag = "--guard" if threshold else "--full-every"
+        raise UsageError(f"{flag}: method {policy.name} cannot; give one of {_able(adapts=False)}")
+    assert policy.selection is not None
+    known, sizes = config.guard if config else None, adaptive.sizes if adaptive else ()
+    if known is None and (sizes or 0 < (threshold or 0) < 1):
+        flag = "--target-arr" if sizes else "--guard"
+        raise ConfigError(
+            f"{flag} needs guard, which the config lacks: emit it anew with dustin-profile search on its run directory"
+        )
+    if threshold == 1 and known is None:
+        threshold, every = None, 1  # the same, and nothing has to be estimated
+    selection = changed(policy.selection, sizes[-1], None) if sizes else policy.selection
+    asked = (selection.budget, *sizes) if sizes or threshold else ()
+    return replace(
+        policy,
+        selection=selection,
+        rule=Rule(
+            threshold or 0.0,
+            every or 0,
+            sizes,
+            adaptive.target_arr if adaptive else 0.0,
+            tuple((size, _coefficients(known.at(size))) for size in dict.fromkeys(asked)) if known else (),
+        ),
+    )
+
+
+def _coefficients(estimate: Estimate) -> Coefficients:
+    return Coefficients(estimate.intercept, estimate.history, estimate.lookahead)
+
+
+def judged(policy: Policy) -> TypeGuard[Dustin]:
+    """Whether `guarded` can give it a rule."""
+    return type(policy) in _JUDGED
+
+
+def _able(adapts: bool) -> str:
+    return ", ".join(one.name for one in _JUDGED if one.adapts or not adapts)
 
 
 def require_over_ranks(policy: Policy, world: int) -> None:
@@ -85,4 +171,14 @@ def draft_window(policy: Policy, asked: int | None, served: DustinConfig | None)
     return served.draft_budget if served and policy.needs_selection else None
 
 
-__all__ = ["POLICIES", "Policy", "Signals", "draft_window", "make_policy", "require_over_ranks"]
+__all__ = [
+    "POLICIES",
+    "Asked",
+    "Policy",
+    "Signals",
+    "draft_window",
+    "guarded",
+    "judged",
+    "make_policy",
+    "require_over_ranks",
+]

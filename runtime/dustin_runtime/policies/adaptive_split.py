@@ -140,12 +140,12 @@ class _OneRanking(_Adaptive):
             lookahead, history = signals.lookahead(), signals.history()
             sizes = {"sink": self.selection.sink, "window": self.selection.window}
             eligible = eligible_positions(signals.lengths, history.shape[1], **sizes)
-            scores = self._scores(lookahead, history, eligible)
+            scores = self._joined_scores(lookahead, history, eligible)
         budget, sink, window, _ = self._settings
         return select(None, scores, signals.lengths, budget=budget, m=0, sink=sink, window=window)[None, :, None]
 
     @abstractmethod
-    def _scores(self, lookahead: Tensor, history: Tensor, eligible: Tensor) -> Tensor:
+    def _joined_scores(self, lookahead: Tensor, history: Tensor, eligible: Tensor) -> Tensor:
         """[B, N] fp32, not negative."""
 
 
@@ -169,7 +169,7 @@ class DustinMerged(_OneRanking):
         assert self.selection is not None
         return bool(self.selection.lookahead) and weight_of(self.selection) > 0
 
-    def _scores(self, lookahead: Tensor, history: Tensor, eligible: Tensor) -> Tensor:
+    def _joined_scores(self, lookahead: Tensor, history: Tensor, eligible: Tensor) -> Tensor:
         assert self.selection is not None
         return merged(lookahead, history, eligible, self.selection)
 
@@ -190,7 +190,7 @@ class DustinMarginal(_OneRanking):
 
     name: ClassVar[str] = "dustin-marginal"
 
-    def _scores(self, lookahead: Tensor, history: Tensor, eligible: Tensor) -> Tensor:
+    def _joined_scores(self, lookahead: Tensor, history: Tensor, eligible: Tensor) -> Tensor:
         assert self.selection is not None
         return calibrated(lookahead, history, eligible, self.selection)
 

@@ -5,19 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from dustin_runtime.policies.base import Policy, Signals
+from dustin_runtime.attention.sparse import SparseAttention
+from dustin_runtime.config import changed
+from dustin_runtime.guard import Rule, Scores, StepCount
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.base import Memory, Policy, Signals, Verification
 from dustin_runtime.selection import select
 
 
 @dataclass(frozen=True)
 class Dustin(Policy):
-    """Dustin-H, the hybrid: `m` tokens by lookahead, the rest of the budget by history."""
+    """Dustin-H, the hybrid: `m` tokens by lookahead, the rest of the budget by history.
+
+    Attributes:
+        rule: when rows are verified in full, and which budget others have; None for the selection's, always.
+    """
 
     name: ClassVar[str] = "dustin"
     over_ranks: ClassVar[bool] = True
     needs_selection: ClassVar[bool] = True
+    adapts: ClassVar[bool] = True
+    """Whether a rule may have several budgets."""
+    rule: Rule | None = None
 
     @property
     def _settings(self) -> tuple[int, int, int, int]:
@@ -35,26 +47,92 @@ class Dustin(Policy):
         return configured
 
     @property
+    def _estimates(self) -> bool:
+        return self.rule is not None and self.rule.estimates
+
+    @property
     def uses_history(self) -> bool:
         budget, sink, window, m = self._settings
-        return m < budget - sink - window
+        return self._estimates or m < budget - sink - window
 
     @property
     def uses_lookahead(self) -> bool:
-        return self._settings[3] > 0
+        return self._estimates or self._settings[3] > 0
+
+    def memory(
+        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> Memory | None:
+        return StepCount(rows, device) if self.rule and self.rule.every else None
+
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        known = super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
+        if self.rule is None or self.selection is None:
+            return known
+        # Scores without what lies beyond the prefix, and lists of every size with the scores on them.
+        lists = 8 * rows * self.selection.budget * (2 * max(len(self.rule.sizes), 1) + 3)
+        return known + (rows * capacity * (4 + 1) + lists if self.rule.estimates else 0)
+
+    def verification(self, signals: Signals) -> Verification:
+        if self.rule is None:
+            return super().verification(signals)
+        due = self._due(signals, self.rule) if self.rule.every else None
+        lookahead, history = self._scores(signals)
+        kept, estimate = self._judged(signals, lookahead, history, self.rule)
+        return self._attention(signals, kept, self.rule.full(estimate, due), estimate)
 
     def select(self, signals: Signals) -> Tensor:
+        return self._lists(signals, *self._scores(signals))
+
+    def _attention(
+        self, signals: Signals, kept: Tensor, full: Tensor | None, estimate: Tensor | None
+    ) -> SparseAttention:
+        return SparseAttention(kept, full=full, estimate=estimate)
+
+    def _due(self, signals: Signals, rule: Rule) -> Tensor:
+        """Rows whose turn it is to be verified in full; counts the step."""
+        assert isinstance(signals.memory, StepCount)
+        found = rule.due(signals.memory.steps)
+        signals.memory.steps.add_(1)
+        return found
+
+    def _scores(self, signals: Signals) -> tuple[Tensor | None, Tensor | None]:
+        """Lookahead and history, as far as they are used."""
+        lookahead = signals.lookahead() if self.uses_lookahead else None
+        return lookahead, signals.history() if self.uses_history else None
+
+    def _judged(
+        self, signals: Signals, lookahead: Tensor | None, history: Tensor | None, rule: Rule
+    ) -> tuple[Tensor, Tensor | None]:
+        """The lists, and what they are estimated to recover, [batch] fp64; None if that is not asked for."""
+        assert self.selection is not None
+        if lookahead is None or history is None or not rule.estimates:
+            return self._lists(signals, lookahead, history), None
+        scores = Scores.of(history, lookahead, signals.lengths)
+        if not rule.sizes:
+            kept = self._lists(signals, lookahead, history)
+            return kept, rule.estimated(self.selection.budget, kept, scores, signals.lengths)
+        lists, estimates = [], []
+        for size in rule.sizes:
+            part = type(self)(changed(self.selection, size, None), rule)
+            kept = part._lists(signals, lookahead, history)
+            estimates.append(rule.estimated(size, kept, scores, signals.lengths))
+            lists.append(torch.nn.functional.pad(kept, (0, rule.sizes[-1] - size), value=-1))
+        estimated = torch.stack(estimates)
+        chosen = rule.smallest(estimated)
+        row = torch.arange(len(chosen), device=chosen.device)
+        return torch.cat(lists)[chosen, row].unsqueeze(0), estimated[chosen, row]
+
+    def _lists(self, signals: Signals, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
+        """What `select` returns, from scores."""
+        return self._global_list(signals.lengths, lookahead, history)[None, :, None]  # for all layers and heads
+
+    def _global_list(self, lengths: Tensor, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
+        """[batch, budget] int64, see `selection.select`."""
         budget, sink, window, m = self._settings
-        kept = select(
-            signals.lookahead() if self.uses_lookahead else None,
-            signals.history() if self.uses_history else None,
-            signals.lengths,
-            budget=budget,
-            m=m,
-            sink=sink,
-            window=window,
-        )
-        return kept[None, :, None]  # one list for all layers and heads
+        ahead, back = (lookahead if m else None), (history if m < budget - sink - window else None)
+        return select(ahead, back, lengths, budget=budget, m=m, sink=sink, window=window)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dustin_runtime.attention.scoring import layer_mass
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import MAX_OWN_QUERIES, OwnLists, Selection
+from dustin_runtime.guard import Rule
 from dustin_runtime.kernels import usable, usable_for_positions
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Prompted, Signals, Verification
@@ -198,8 +199,8 @@ class FreshLists:
 class KeepingAttention(SparseAttention):
     """Verification over the lists that also holds the queries of all layers; implements `policies.Verification`."""
 
-    def __init__(self, kept: Tensor) -> None:
-        super().__init__(kept)
+    def __init__(self, kept: Tensor, *, full: Tensor | None = None, estimate: Tensor | None = None) -> None:
+        super().__init__(kept, full=full, estimate=estimate)
         self.queries: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
@@ -217,6 +218,7 @@ class DustinLayers(Dustin):
 
     name: ClassVar[str] = "dustin-layers"
     over_ranks: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
     works_beside: ClassVar[bool] = True
     prompt_queries: ClassVar[int] = MAX_OWN_QUERIES
 
@@ -260,11 +262,22 @@ class DustinLayers(Dustin):
         signals.memory.keep(list(verification.queries.values()), signals.lengths)
 
     def verification(self, signals: Signals) -> Verification:
-        return KeepingAttention(self.select(signals))
+        if self.rule is None:
+            return KeepingAttention(self.select(signals))
+        return super().verification(signals)
 
-    def select(self, signals: Signals) -> Tensor:
+    def _attention(
+        self, signals: Signals, kept: Tensor, full: Tensor | None, estimate: Tensor | None
+    ) -> SparseAttention:
+        return KeepingAttention(kept, full=full, estimate=estimate)
+
+    def _due(self, signals: Signals, rule: Rule) -> Tensor:
+        assert isinstance(signals.memory, FreshLists)
+        return rule.due(signals.memory.steps - 1)  # `begin` has counted this one
+
+    def _lists(self, signals: Signals, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
         """[layers, batch, kv_heads or 1, k]."""
         assert self.selection is not None and isinstance(signals.memory, FreshLists)
         lengths, own = signals.lengths, shares(self.selection).own
-        shared = super().select(signals)[0, :, 0]
+        shared = self._global_list(lengths, lookahead, history)
         return merge(shared, signals.memory.candidates, lengths, own, self.selection.window)

@@ -79,6 +79,10 @@ def test_search_prints_its_results_and_writes_them(searched: Searched) -> None:
     assert config.pair.model_dump() == document["pair"]
     assert config.provenance == document["provenance"]
     assert config.depth == document["depth"] == 4
+    assert config.guard is not None and config.guard.model_dump(mode="json") == document["guard"]
+    assert config.guard.budget == config.selection.budget in config.guard.sizes
+    assert config.guard.documents == len(document["documents"]["search"]) and config.guard.estimate.rms < 0.2
+    assert "Guard: a step's ARR is estimated as" in (searched.run / "results.md").read_text()
     assert len(document["documents"]["search"]) + len(document["documents"]["reported"]) == 5
     assert not set(document["documents"]["search"]) & set(document["documents"]["reported"])
     policies = document["policies"]

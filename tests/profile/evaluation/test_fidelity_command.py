@@ -12,12 +12,12 @@ from tiny_pair import TinyPair
 
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation import fidelity_stage, given_texts
-from dustin_profile.evaluation.fidelity_stage import spearman
-from dustin_runtime.config import load_config, save_config
+from dustin_profile.evaluation.fidelity_stage import percentile, spearman
+from dustin_runtime.config import Guard, load_config, save_config
 from dustin_runtime.files import read_json
 from dustin_runtime.models.shape import RopeScaling
 
-USAGE, CONFLICT, MISSING = 2, 4, 6
+USAGE, CONFLICT, MISSING, CONFIG = 2, 4, 6, 7
 SMALL = ("--context", 140, "--documents", 3, "--tokens", 12)
 
 
@@ -210,3 +210,48 @@ def test_an_8_bit_cache_has_a_row_of_its_own(tiny_pair: TinyPair, config: Path, 
     assert "| full, 8-bit cache |" in markdown and "8-bit" in found.out
     assert "policies over a float8_e4m3fn cache of the target" in markdown
     assert fidelity(tiny_pair, config, tmp_path / "fp4", *asked, "--kv-dtype", "fp4").code == USAGE
+
+
+GUARD = {
+    "budget": 64,
+    "estimate": {"intercept": 0.1, "history": 0.4, "lookahead": 0.4, "rms": 0.02, "overestimate": 0.03},
+    "sizes": [64, 128],
+    "across": {"intercept": 0.1, "history": 0.4, "lookahead": 0.4, "rms": 0.02, "overestimate": 0.03},
+    "documents": 3,
+    "errors_of": "held_out",
+}
+
+
+def test_guards_and_several_budgets_are_measured_beside_the_plain_method(
+    tiny_pair: TinyPair, config: Path, tmp_path: Path
+) -> None:
+    asked = ("--guard", 1.0, "--guard", 0.7, "--full-every", 2, "--target-arr", 0.5)
+    given = (*methods("dustin", "snapkv"), "--budget", 32, *asked, "--json")
+    lacking = fidelity(tiny_pair, config, tmp_path, *given)
+    assert lacking.code == CONFIG and "needs guard, which the config lacks" in lacking.err
+    served = load_config(config)
+    with_guard = tmp_path / "guarded.yaml"
+    save_config(served.model_copy(update={"guard": Guard.model_validate(GUARD)}), with_guard)
+    found = fidelity(tiny_pair, with_guard, tmp_path, *given)
+    assert found.code == 0, found.err
+    summary = json.loads(found.out)["summary"]
+    names = [name for name in summary if "-k" in name]
+    ruled = ["dustin-guard1-k32", "dustin-guard0.7-k32", "dustin-every2-k32", "dustin-arr0.5-k1024"]
+    assert names == ["dustin-k32", *ruled, "snapkv-k32"]
+    assert summary["dustin-guard1-k32"]["full_share"] == 1
+    assert summary["dustin-guard1-k32"]["kl_p99"] < 1e-5
+    assert summary["dustin-guard1-k32"]["arr"]["mean"] == pytest.approx(1)
+    assert 0 < summary["dustin-every2-k32"]["full_share"] < 1
+    assert "full_share" not in summary["dustin-k32"] and "full_share" not in summary["dustin-arr0.5-k1024"]
+    for name in names:
+        cell = summary[name]
+        assert cell["kl_p99"] >= cell["kl_median"] and cell["tokens_kl_p99"] >= cell["kl_p99"] * (1 - 1e-5)
+    text = (tmp_path / "fidelity" / "results.md").read_text()
+    assert "| dustin-guard1-k32, 100.0% of steps in full |" in text
+    cannot = fidelity(tiny_pair, with_guard, tmp_path, *methods("snapkv"), "--guard", 0.5)
+    assert cannot.code == USAGE and "--guard: method snapkv cannot" in cannot.err
+
+
+def test_the_99th_percentile_is_a_value_that_so_many_are_not_above() -> None:
+    assert percentile([float(x) for x in range(1, 101)]) == 99
+    assert percentile([3.0]) == 3 and percentile([1.0, 2.0]) == 2

@@ -15,7 +15,7 @@ from commands import Outcome, dustin_run
 from rank_pool import RankPool
 from tiny_pair import TinyPair
 
-from dustin_runtime.config import DustinConfig, LayerHeads, Selection, save_config
+from dustin_runtime.config import DustinConfig, Estimate, Guard, LayerHeads, Selection, load_config, save_config
 from dustin_runtime.loading import open_pair
 
 PROMPTS = ["The assert statement is convenient.", "x"]
@@ -197,3 +197,28 @@ def test_torchrun_starts_it(tiny_pair: TinyPair) -> None:
     assert done.returncode == OK, done.stderr
     assert done.stdout.count("\n") == 1
     assert texts(done.stdout) == texts(dustin_run(*arguments).out)
+
+
+def test_a_guard_decides_alike_on_both_ranks(
+    tiny_pair: TinyPair, config: Path, tmp_path: Path, two_ranks: RankPool
+) -> None:
+    estimate = Estimate(intercept=0.1, history=0.4, lookahead=0.4, rms=0.02, overestimate=0.03)
+    guard = Guard(budget=24, estimate=estimate, sizes=(24, 128), across=estimate, documents=3, errors_of="held_out")
+    save_config(load_config(config).model_copy(update={"guard": guard}), tmp_path / "config.yaml")
+    for options in (("--guard", 0.7), ("--full-every", 2), ("--guard", 1)):
+        given = generate(
+            tiny_pair, "--config", tmp_path / "config.yaml", *options, "--dtype", "float64", "--json",
+            prompts=["The assert statement is convenient. " * 6, "x"],
+        )  # fmt: skip
+        alone = dustin_run(*given)
+        first, second = together(two_ranks, given)
+        assert (alone.code, first.code, second.code) == (OK, OK, OK), first.err
+        assert texts(first.out) == texts(alone.out)
+        shares = [json.loads(one.out)["statistics"]["full_steps_share"] for one in (alone, first)]
+        assert shares[0] == shares[1] > 0
+
+
+def test_audits_are_refused(tiny_pair: TinyPair, config: Path, two_ranks: RankPool) -> None:
+    first, second = together(two_ranks, generate(tiny_pair, "--config", config, "--max-divergence", 1))
+    assert first.code == second.code == USAGE
+    assert "--max-divergence: audits verify in full in one process; this is one of 2" in first.err + second.err

@@ -1,0 +1,84 @@
+"""Rows of one batch that read everything among rows that read a list: two launches, one result."""
+
+from __future__ import annotations
+
+import cases
+import pytest
+import torch
+
+from dustin_runtime.attention.sparse import mixed_reference, sparse_reference
+
+PATTERNS = ("none", "all", "first", "last", "every other")
+
+
+def guarded_rows(pattern: str, device: torch.device) -> torch.Tensor:
+    rows = torch.arange(len(cases.LENGTHS), device=device)
+    found: torch.Tensor = {
+        "none": rows < 0,
+        "all": rows >= 0,
+        "first": rows == 0,
+        "last": rows == len(rows) - 1,
+        "every other": rows % 2 == 1,
+    }[pattern]
+    return found
+
+
+def some_list(budget: int, generator: torch.Generator) -> torch.Tensor:
+    """[batch, 1, budget], -1 at the end where a prefix is shorter."""
+    lists = torch.full((len(cases.LENGTHS), 1, budget), -1, device=generator.device)
+    for row, length in enumerate(cases.LENGTHS):
+        chosen = torch.randperm(length, generator=generator, device=generator.device)[:budget].sort().values
+        lists[row, 0, : len(chosen)] = chosen
+    return lists
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("size", "group", "tokens"), cases.SHAPES[:3])
+def test_both_launches_equal_the_reference(
+    size: int, group: int, tokens: int, pattern: str, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    from dustin_runtime.kernels.dense import dense_rows
+    from dustin_runtime.kernels.sparse import sparse_attention
+
+    k, v = cases.cache(cases.LENGTHS, tokens, size, dtype, generator)
+    q = cases.queries(len(cases.LENGTHS), tokens, group, size, dtype, generator)
+    start, kept = torch.tensor(cases.LENGTHS, device=q.device), some_list(150, generator)
+    full = guarded_rows(pattern, q.device)
+    found = sparse_attention(q, k, v, start, kept, full=full)
+    dense_rows(q, k, v, start, full, found)
+    want = mixed_reference(q.double(), k.double().nan_to_num(), v.double().nan_to_num(), start, kept, full)
+    assert cases.error(found, want) < cases.tolerance(dtype)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_each_launch_writes_its_rows_alone(pattern: str, splits: int, generator: torch.Generator) -> None:
+    from dustin_runtime.kernels import dense, sparse
+
+    k, v = cases.cache(cases.LENGTHS, 3, 64, torch.float32, generator)
+    q = cases.queries(len(cases.LENGTHS), 3, 4, 64, torch.float32, generator)
+    start, kept = torch.tensor(cases.LENGTHS, device=q.device), some_list(100, generator)
+    full = guarded_rows(pattern, q.device)
+    out = torch.full_like(q, 7.0)
+    dense.dense_rows(q, k, v, start, full, out, dense.Tiling(16, 32, splits * 14, 32, 4, 2))
+    assert (out[~full] == 7).all()
+    assert cases.error(out[full], dense.dense_attention(q, k, v, start)[full]) < cases.tolerance(torch.float32)
+    cut = sparse.Tiling(16, 32, splits, 4, 2)
+    found = sparse.sparse_attention(q, k, v, start, kept, cut, full=full)
+    assert torch.equal(found[~full], sparse.sparse_attention(q, k, v, start, kept, cut)[~full])
+
+
+def test_padding_behind_a_rows_own_count_is_not_read(generator: torch.Generator) -> None:
+    """Lists of several sizes are padded to the largest: a position of -1 would read what lies before the cache."""
+    from dustin_runtime.kernels.sparse import Tiling, sparse_attention
+
+    k, v = cases.cache(cases.LENGTHS, 3, 64, torch.float32, generator)
+    q = cases.queries(len(cases.LENGTHS), 3, 4, 64, torch.float32, generator)
+    start = torch.tensor(cases.LENGTHS, device=q.device)
+    kept = some_list(40, generator)
+    padded = torch.nn.functional.pad(kept, (0, 216), value=-1)
+    want = sparse_reference(q.double(), k.double().nan_to_num(), v.double().nan_to_num(), start, kept)
+    for splits in (1, 4, 8):
+        found = sparse_attention(q, k, v, start, padded, Tiling(16, 32, splits, 4, 2))
+        assert cases.error(found, want) < cases.tolerance(torch.float32)
