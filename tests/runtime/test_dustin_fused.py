@@ -99,6 +99,19 @@ def test_shares_are_of_what_competes() -> None:
     assert shares_of(scores, eligible).tolist() == [[0, 0.25, 0.75, 0], [0, 0, 0, 0]]
 
 
+def test_what_lies_beyond_a_prefix_is_not_looked_at() -> None:
+    """Kernels write no scores there: whatever memory held, NaN too."""
+    scores = torch.rand(2, COLUMNS, generator=torch.Generator().manual_seed(2))
+    eligible = torch.arange(COLUMNS) < torch.tensor([[20], [31]])
+    expected = shares_of(scores, eligible)
+    assert torch.equal(shares_of(scores.where(eligible, torch.nan), eligible), expected)
+    chosen = policy()
+    memory = chosen.memory(SHAPE, 2, 2, COLUMNS, torch.float32, torch.device("cpu"))
+    mass = scores.where(eligible, torch.nan)[None, :, None]
+    memory._take(torch.tensor([[1, 1]]), torch.arange(2), mass, torch.tensor([23, 34]))
+    assert torch.isfinite(memory.mass).all() and memory.mass[1, 0, 0, SINK:20].sum() == pytest.approx(1)
+
+
 def test_a_new_score_keeps_a_share_of_the_former_one_but_not_of_another_prompts() -> None:
     chosen = policy(kept=0.25)
     assert chosen.selection is not None

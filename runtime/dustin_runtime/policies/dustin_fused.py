@@ -23,7 +23,7 @@ def fusion_of(selection: Selection) -> Fusion:
 
 def shares_of(scores: Tensor, eligible: Tensor) -> Tensor:
     """Scores [..., N] as shares of their sum over the eligible positions, and 0 elsewhere."""
-    scores = scores * eligible
+    scores = torch.where(eligible, scores, 0)  # what lies beyond a prefix may be anything, NaN too
     # In fp64, or the order in which `sum` adds, which depends on how many columns are shown, would be seen.
     total = scores.sum(dim=-1, keepdim=True, dtype=torch.float64).float()
     return scores / total.clamp(min=torch.finfo(torch.float32).tiny)
