@@ -168,6 +168,7 @@ def select(
     scores = lookahead if m else history
     assert scores is not None
     batch, columns = scores.shape
+    lengths = lengths.contiguous()  # one that is expanded over rows would be read beyond its end
     chunk, chunks, most = chunking(columns, m + rest)
     ahead, back = (scores if x is None else x for x in (lookahead, history))
     found, found_bits = torch.empty(2, batch * 2 * chunks * most, dtype=torch.int32, device=scores.device)

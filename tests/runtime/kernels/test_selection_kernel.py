@@ -50,3 +50,13 @@ def test_widths_and_protections(columns: int, budget: int, sink: int, window: in
     assert torch.equal(
         select(lookahead, history, lengths, **sizes), select_reference(lookahead, history, lengths, **sizes)
     )
+
+
+def test_lengths_may_be_one_for_all_rows(generator: torch.Generator) -> None:
+    """Expanded, they have one element in memory."""
+    from dustin_runtime.kernels.selection import select
+
+    history = torch.rand(5, 300, generator=generator, device=generator.device)
+    lengths = torch.tensor([260], device=generator.device).expand(5)
+    sizes = {"budget": 40, "m": 0, "sink": 4, "window": 8}
+    assert torch.equal(select(None, history, lengths, **sizes), select_reference(None, history, lengths, **sizes))
