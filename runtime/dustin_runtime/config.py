@@ -136,9 +136,9 @@ class Fusion(_Strict):
     lookahead: float = Field(default=0.5, ge=0, le=1, description="weight of the draft's lookahead")
     history: float = Field(default=0.0, ge=0, le=1, description="weight of the target's history")
     queries: int = Field(
-        default=32, ge=1, le=MAX_OWN_QUERIES, description="last processed queries of a layer, whose rows are summed"
+        default=8, ge=1, le=MAX_OWN_QUERIES, description="last processed queries of a layer, whose rows are summed"
     )
-    per_step: int = Field(default=4, ge=1, description="layers that are scored anew in each step, in rotation")
+    per_step: int = Field(default=1, ge=1, description="layers that are scored anew in each step, in rotation")
     kept: float = Field(default=0.0, ge=0, lt=1, description="share of a layer's former score that a new one keeps")
     heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
 
