@@ -1,4 +1,6 @@
-"""Documents of five kinds for studies of selection rules: one JSONL file each, the same for the same sources.
+"""Documents of five kinds for studies of selection rules: two JSONL files each, the same for the same sources.
+
+Every second document goes to KIND.jsonl, the others to KIND-other.jsonl: what is fitted on one is measured on the other.
 
 python tools/study_data.py --books FOLDER --news multi_news.jsonl -o FOLDER
 
@@ -100,8 +102,9 @@ def main() -> None:
         kinds["summaries"] = summaries(given.news, *size)
     given.output.mkdir(parents=True, exist_ok=True)
     for kind, rows in kinds.items():
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-        write_text(given.output / f"{kind}.jsonl", "".join(line + "\n" for line in lines))
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        for name, half in ((kind, lines[::2]), (f"{kind}-other", lines[1::2])):
+            write_text(given.output / f"{name}.jsonl", "".join(half))
         print(f"{kind}: {len(lines)} documents")
 
 
