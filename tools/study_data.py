@@ -1,6 +1,6 @@
 """Documents of five kinds for studies of selection rules: two JSONL files each, the same for the same sources.
 
-Every second document goes to KIND.jsonl, the others to KIND-other.jsonl: what is fitted on one is measured on the other.
+Every second document goes to KIND.jsonl, the others to KIND-other.jsonl: fit on one, measure on the other.
 
 python tools/study_data.py --books FOLDER --news multi_news.jsonl -o FOLDER
 
