@@ -108,8 +108,10 @@ def with_interval(value: dict[str, Any], sign: bool = False, digits: int = 4) ->
 
 def about_m(m: dict[str, Any]) -> str:
     """How much the chosen m means: where it would go with other documents, and where it hardly matters."""
-    text = f"; within 0.001 of its ARR from {m['flat'][0]} to {m['flat'][1]}"
-    if m["interval"]:
+    highest = m.get("highest", m["chosen"])
+    whose = "its ARR" if m["flat"][0] <= m["chosen"] <= m["flat"][1] else f"the highest ARR, that of m = {highest},"
+    text = f"; within 0.001 of {whose} from {m['flat'][0]} to {m['flat'][1]}"
+    if m["interval"] and whose == "its ARR":
         text += f"; 95 % of resampled documents choose {m['interval'][0]} to {m['interval'][1]}"
     return text
 

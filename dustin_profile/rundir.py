@@ -88,15 +88,8 @@ def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool, *, of_conf
     """
     path = folder / "inputs.json"
     if path.exists():
-        before = read_json(path)
-        if (field := first_difference(before, inputs)) is None:
+        if check_stage(folder, inputs, overwrite):
             return
-        if not overwrite:
-            name, old, new = field
-            raise ConflictError(
-                f"{folder}: made with {name} = {_short(old)}, now {_short(new)}:"
-                " give another --run-dir, or --overwrite to discard it"
-            )
         for parent in folder.parents if of_config else ():
             if (parent / LOCK).exists():  # an emitted config says that what it was made from is there
                 (parent / "config.yaml").unlink(missing_ok=True)
@@ -104,6 +97,25 @@ def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool, *, of_conf
         # Renamed first: killed halfway, the rest must not pass for what the new inputs made.
         shutil.rmtree(folder.rename(temporary_sibling(folder)))
     write_json(path, inputs)
+
+
+def check_stage(folder: Path, inputs: dict[str, Any], overwrite: bool) -> bool:
+    """Whether a stage was made from these inputs; touches nothing.
+
+    Raises:
+        ConflictError: it was made from others, and is not to be overwritten; as of `open_stage`.
+    """
+    path = folder / "inputs.json"
+    field = first_difference(read_json(path), inputs) if path.exists() else None
+    if field is None:
+        return path.exists()
+    if not overwrite:
+        name, old, new = field
+        raise ConflictError(
+            f"{folder}: made with {name} = {_short(old)}, now {_short(new)}:"
+            " give another --run-dir, or --overwrite to discard it"
+        )
+    return False
 
 
 def keep_inputs(folder: Path, inputs: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ from dustin_profile.traces.collect import Collector, Prompted, TraceSettings
 from dustin_profile.traces.resident import resident
 from dustin_profile.traces.stage import write_each
 from dustin_profile.traces.store import TraceStore
+from dustin_runtime.errors import DustinError
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
@@ -239,4 +240,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DustinError as error:
+        raise SystemExit(f"error: {error}") from None

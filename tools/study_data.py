@@ -21,6 +21,7 @@ from pathlib import Path
 from dustin_profile.evaluation.draw import Draw
 from dustin_profile.evaluation.facts import make_facts
 from dustin_profile.texts import read_text, text_files, topics
+from dustin_runtime.errors import DustinError
 from dustin_runtime.files import write_text
 
 FACTS, ASKED = 32, 8
@@ -91,6 +92,8 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=48_000, help="of a document, at least as far as it has them")
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args()
+    if given.count < 1 or given.characters < 1000:
+        parser.error("--count, --characters: give at least 1 document of 1000 characters")
     size = (given.count, given.characters)
     kinds = {
         "books": books(given.books, *size),
@@ -109,4 +112,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DustinError as error:
+        raise SystemExit(f"error: {error}") from None

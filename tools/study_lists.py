@@ -28,6 +28,7 @@ from dustin_profile.report import table, with_interval
 from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, Fusion, OwnLists, changed, load_config
+from dustin_runtime.errors import DustinError
 from dustin_runtime.files import write_json
 from dustin_runtime.policies import Policy, make_policy
 from dustin_runtime.policies.dustin_fused import DustinFused
@@ -184,4 +185,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DustinError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -32,6 +32,7 @@ from dustin_profile.search.split_fit import arr_of, fit_split
 from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, Selection, Split, changed, load_config
+from dustin_runtime.errors import DustinError
 from dustin_runtime.files import write_json
 from dustin_runtime.method_names import ADAPTIVE
 from dustin_runtime.policies import make_policy
@@ -261,4 +262,7 @@ def measured(
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DustinError as error:
+        raise SystemExit(f"error: {error}") from None

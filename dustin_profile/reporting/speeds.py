@@ -23,7 +23,7 @@ def ranked(evidence: Evidence) -> list[Source[Bench]]:
 
 def own_rows(data: Bench) -> list[BenchRow]:
     """Of the project's own method, with what they gain over vanilla."""
-    return [row for row in data.rows if row.method == OWN and row.alpha]
+    return [row for row in data.rows if row.method == OWN and row.alpha and not row.rule]
 
 
 def fastest(data: Bench) -> BenchRow | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from dustin_profile.provenance import arguments, device_name, versions
-from dustin_profile.rundir import open_stage
+from dustin_profile.rundir import check_stage, open_stage
 from dustin_profile.search.budget import Budget
 from dustin_profile.search.evaluate import Policy, Recovery, evaluate
 from dustin_profile.search.guard import Judged, fit_guard
@@ -89,12 +89,13 @@ def run_search(
         del inputs["fit_split"]  # a search from before there was a choice is the same
     if timed:
         inputs |= {"objective": asdict(settings.objective), "steps": timed.inputs()}
+    check_stage(folder, inputs, settings.overwrite)
+    # Before anything is discarded: the rule may let none through.
+    best = _fastest(searched, reported, settings, timed) if timed else None
     open_stage(folder, inputs, settings.overwrite)
 
-    best: Chosen | None = None
     draft_cache: Literal["full", "sink+window"] = "full"
-    if timed:
-        best = _fastest(searched, reported, settings, timed)
+    if best:
         candidate = best.candidate
         found, budget, depth = candidate.split.found, candidate.split.budget, candidate.depth
         draft_cache = candidate.draft_cache
@@ -261,6 +262,7 @@ def _results(
             "chosen": study.m,
             "interval": m_interval(found.curve.per_document.numpy(), seed),
             "flat": list(flat_top(found.curve.per_document.mean(0).tolist())),
+            "highest": int(found.curve.per_document.mean(0).argmax()),
             "sampler": settings.search.sampler,
             "trials": study.trials,
             "curve": [round(value, 6) for value in found.curve.per_document.mean(0).tolist()],

@@ -93,8 +93,8 @@ class OwnLists(_Strict):
 class PowerLaw(_Strict):
     """Of the target's attention in a score: `factor * share ** exponent`, both as shares of what is not protected."""
 
-    factor: float = Field(gt=0)
-    exponent: float = Field(gt=0)
+    factor: float = Field(gt=0, allow_inf_nan=False)
+    exponent: float = Field(gt=0, allow_inf_nan=False)
 
 
 class Split(_Strict):
@@ -122,7 +122,10 @@ class Split(_Strict):
         default=0.05, ge=0, le=1, description="dustin-feedback: of the free budget, the most that m moves in a step"
     )
     handicap: float = Field(
-        default=16, gt=0, description="dustin-feedback: what the attention on lookahead's tokens is multiplied by"
+        default=16,
+        gt=0,
+        allow_inf_nan=False,
+        description="dustin-feedback: what the attention on lookahead's tokens is multiplied by",
     )
 
 
@@ -161,7 +164,7 @@ class Selection(_Strict):
     split: Split | None = Field(
         default=None, description="how methods without a fixed m split the budget; None is their defaults"
     )
-    fusion: Fusion | None = Field(default=None, description="how scores are joined, for each layer; None does not")
+    fusion: Fusion | None = Field(default=None, description="how dustin-fused joins scores; None is its defaults")
 
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
@@ -204,6 +207,12 @@ class Guard(_Strict):
     across: Estimate = Field(description="the estimate for every other k")
     documents: int = Field(ge=1, description="that the two were fitted on")
     errors_of: Literal["held_out", "in_sample"] = Field(description="documents that errors were measured on")
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Guard:
+        if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
+            raise ValueError(f"sizes {list(self.sizes)}: give budgets in ascending order")
+        return self
 
     def at(self, budget: int) -> Estimate:
         """The estimate for lists of so many tokens."""

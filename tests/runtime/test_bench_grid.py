@@ -111,7 +111,8 @@ def test_guarded_rows_say_how_many_steps_were_full(tiny_pair: TinyPair, tmp_path
     given = methods("dustin", "vanilla", "sd")
     shown = lines(bench(tiny_pair, "--file", LICENSE, *SMALL, *given, "--full-every", 2, "--json", path))
     vanilla, dustin, sd = json.loads(path.read_text())["rows"]
-    assert dustin.keys() == ROW | {"full_steps_share", "kept_tokens_per_step"}
+    assert dustin.keys() == ROW | {"full_steps_share", "kept_tokens_per_step", "rule"}
+    assert dustin["rule"] == "every2"
     assert dustin["full_steps_share"] == pytest.approx(2 / 3)  # 3 warm up, so the timed ones are the 4th to 6th
     assert 40 < dustin["kept_tokens_per_step"] < 64 + 40
     assert vanilla.keys() == sd.keys() == ROW

@@ -234,8 +234,13 @@ def test_a_guard_verifies_in_full_and_says_how_often(
     some = generate(tiny_pair, *served, "--full-every", 2, "--compare", "vanilla")
     assert re.search(r"dustin: .* prefix tokens read per step, [1-5]\d\.\d% of steps verified in full\n", some.err)
     assert re.search(r"vanilla: .* prefix tokens read per step\n", some.err)
-    less = document(generate(tiny_pair, *served, "--target-arr", 1e-6, "--json"))
-    assert less["statistics"]["kept_tokens_per_step"] > plain["statistics"]["kept_tokens_per_step"]  # 128 at least
+    for target, size in ((1e-6, 24), (1, 128)):  # of those that the estimate was fitted at
+        reached = document(generate(tiny_pair, *served, "--target-arr", target, "--json"))
+        fixed = document(generate(tiny_pair, *served, "--budget", size, "--json"))
+        assert reached["statistics"]["kept_tokens_per_step"] == pytest.approx(
+            fixed["statistics"]["kept_tokens_per_step"]
+        )
+        assert reached["rule"] == f"arr{target:g}" and "rule" not in fixed
 
 
 def test_a_budget_in_the_config_that_adapts_gives_way_to_one_that_is_asked_for(
@@ -284,6 +289,7 @@ def test_audits_report_the_divergence_and_warn(tiny_pair: TinyPair, config: Dust
         (["--guard", 1.5], USAGE, "--guard 1.5: give 0, which is off, to 1"),
         (["--guard", 0.5, "--method", "vanilla"], USAGE, "--guard: method vanilla cannot; give one of dustin"),
         (["--full-every", 0], USAGE, "--full-every"),
+        (["--target-arr", 0.5, "--budget", 24], USAGE, "--budget 24: --target-arr chooses the budget at every step"),
     ],
 )
 def test_guards_that_cannot_be_are_refused(

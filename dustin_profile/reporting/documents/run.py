@@ -70,6 +70,8 @@ class BenchRow(Part):
     """Tokens of its cache; `all`; None where nothing is drafted."""
     kv_dtype: str = ""
     """Of the target's cache; of its dtype if empty."""
+    rule: str = ""
+    """A guard, or several budgets, that the method was measured with."""
     tokens_per_s: float
     tau: float
     acceptance_per_position: list[float] = Field(default_factory=list)
@@ -83,9 +85,10 @@ class BenchRow(Part):
 
     @property
     def how(self) -> str:
-        """What sets it apart from other rows of its method: what its draft reads, and a cache of 8 bits."""
+        """What sets it apart from other rows of its method: what its draft reads, a cache of 8 bits, a guard."""
         reads = [f"draft reads {self.draft_reads}"] if self.draft_reads else []
-        return ", ".join([*reads, *(["8-bit cache"] if self.kv_dtype.startswith("float8") else [])])
+        cache = ["8-bit cache"] if self.kv_dtype.startswith("float8") else []
+        return ", ".join([*reads, *cache, *([self.rule] if self.rule else [])])
 
 
 class Bench(Document):

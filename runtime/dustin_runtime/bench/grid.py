@@ -22,7 +22,7 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.ranks import Ranks
 from dustin_runtime.parallel.sums import SizeClass
-from dustin_runtime.policies import POLICIES, Asked, Policy, guarded, judged, make_policy
+from dustin_runtime.policies import POLICIES, Asked, Policy, guarded, judged, make_policy, rule_of
 from dustin_runtime.roofline import StepCosts, step_costs
 from dustin_runtime.scaled import dtype_name
 from dustin_runtime.step import State, Stepper
@@ -234,12 +234,16 @@ def _timed(engine: Engine, state: State, steps: int, depth: int, together: Toget
     _wait(state)
     rows, judged = steps * state.rows, getattr(engine.stepper.policy, "rule", None) is not None
     (seconds,) = together.slowest(time.perf_counter() - began)
-    return {
-        "tokens_per_s": emitted / seconds,
-        "tau": emitted / (steps * state.rows),
-        "acceptance_per_position": [count / (steps * state.rows) for count in accepted],
-        "step_ms": 1e3 * seconds / steps,
-    } | ({"kept_tokens_per_step": read / rows, "full_steps_share": full / rows} if judged else {})
+    return (
+        {
+            "tokens_per_s": emitted / seconds,
+            "tau": emitted / (steps * state.rows),
+            "acceptance_per_position": [count / (steps * state.rows) for count in accepted],
+            "step_ms": 1e3 * seconds / steps,
+        }
+        | ({"kept_tokens_per_step": read / rows, "full_steps_share": full / rows} if judged else {})
+        | rule_of(engine.stepper.policy)
+    )
 
 
 def _rates(costs: StepCosts, components: dict[str, float], by_rows: bool) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dustin_runtime.cli.support import go_offline, one_process
+from dustin_runtime.cli.support import go_offline, one_process, require_one_budget
 from dustin_runtime.errors import UsageError
 from dustin_runtime.method_names import METHODS
 from dustin_runtime.parallel.environment import world_size
@@ -149,6 +149,7 @@ def grid(
             selection, gamma = changed(subject.selection, budget, m), depth or subject.depth
             if force_acceptance is not None:
                 rate_for(force_acceptance, gamma)
+            require_one_budget(budget, target_arr)
             asked = Asked(guard, full_every, target_arr)
             if served and budget is not None:
                 served = served.model_copy(update={"adaptive_budget": None})

@@ -160,6 +160,7 @@ def generate(
     from dustin_runtime.bench.sums import choose_sums
     from dustin_runtime.budget import check_reach
     from dustin_runtime.cli.facts import facts
+    from dustin_runtime.cli.support import require_one_budget
     from dustin_runtime.config import load_config
     from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
     from dustin_runtime.loading import pick_device, pick_dtype
@@ -167,7 +168,7 @@ def generate(
     from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.sums import prefill_tokens, step_tokens
-    from dustin_runtime.policies import draft_window, guarded, make_policy, require_over_ranks
+    from dustin_runtime.policies import draft_window, guarded, make_policy, require_over_ranks, rule_of
     from dustin_runtime.prompts import encode, gather_prompts
     from dustin_runtime.scaled import dtype_name, pick_kv_dtype
     from dustin_runtime.step import Stepper
@@ -182,6 +183,7 @@ def generate(
             _check_draws(temperature, top_p, stop or [])
             texts = gather_prompts(prompt or [], file or [], jsonl, field)
             served = load_config(config) if config else None
+            require_one_budget(budget, target_arr)
             served = _adjusted(served, budget, m)
             names = [method or ("dustin" if served else "sd"), *([compare] if compare else [])]
             policies = [
@@ -276,7 +278,7 @@ def generate(
             )
             del engine, stepper  # their buffers, before the next method's
         if ranks.rank == 0:
-            _report(names, runs, as_json, served, sums, dtype_name(cached, element))
+            _report(names, runs, as_json, served, sums, dtype_name(cached, element), rule_of(policies[0]))
             if max_divergence is not None:
                 _warn_of_divergence(runs[0][1], max_divergence)
         if runs[-1][1].interrupted:
@@ -460,6 +462,7 @@ def _report(
     served: DustinConfig | None,
     sums: Sequence[SizeClass],
     kv_dtype: str,
+    rule: dict[str, str],
 ) -> None:
     from dustin_runtime.audit import summary
     from dustin_runtime.policies import POLICIES
@@ -469,6 +472,7 @@ def _report(
         "kind": "dustin-generation",
         "method": names[0],
         "kv_dtype": kv_dtype,
+        **rule,
         "rows": [
             {"text": text, "tokens": g.tokens, "finished": g.finished, "prompt_tokens": len(g.prompt)}
             for text, g in zip(texts, generations, strict=True)

@@ -110,3 +110,13 @@ def go_offline() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TRANSFORMERS_OFFLINE"] = "1"
     os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+
+def require_one_budget(budget: int | None, target_arr: float | None) -> None:
+    """Refuse a budget where one of several is chosen at every step.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if budget is not None and target_arr is not None:
+        raise UsageError(f"--budget {budget}: --target-arr chooses the budget at every step; leave one of them out")

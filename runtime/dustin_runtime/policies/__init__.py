@@ -86,7 +86,8 @@ def guarded(
     """The policy with what is asked of a guard, or what the configuration says of its budget; as it is if nothing is.
 
     Args:
-        threshold: `--guard`; every: `--full-every`; target_arr: `--target-arr`, whose sizes are the configuration's.
+        threshold: `--guard`; every: `--full-every`; target_arr: `--target-arr`, whose sizes are the configuration's, or
+            those that its estimate was fitted at.
 
     Raises:
         UsageError: the method chooses no lists that could be judged, or a value is out of range.
@@ -96,7 +97,9 @@ def guarded(
     if target_arr is not None:
         if not 0 < target_arr <= 1:
             raise UsageError(f"--target-arr {target_arr}: give more than 0 and at most 1")
-        adaptive = AdaptiveBudget(target_arr=target_arr, **({"sizes": adaptive.sizes} if adaptive else {}))
+        fitted = config.guard.sizes if config and config.guard else ()
+        sizes_of = {"sizes": adaptive.sizes} if adaptive else {"sizes": tuple(sorted(set(fitted)))} if fitted else {}
+        adaptive = AdaptiveBudget(target_arr=target_arr, **sizes_of)
     if not (judged(policy) and policy.adapts):
         if target_arr is not None:
             raise UsageError(f"--target-arr: method {policy.name} has one budget; give one of {_able(adapts=True)}")
@@ -141,6 +144,12 @@ def _coefficients(estimate: Estimate) -> Coefficients:
 def judged(policy: Policy) -> TypeGuard[Dustin]:
     """Whether `guarded` can give it a rule."""
     return type(policy) in _JUDGED
+
+
+def rule_of(policy: Policy) -> dict[str, str]:
+    """What a guard or several budgets make of a method, for records; nothing without."""
+    rule = policy.rule if isinstance(policy, Dustin) else None
+    return {"rule": rule.label} if rule else {}
 
 
 def _able(adapts: bool) -> str:

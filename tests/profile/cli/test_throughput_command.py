@@ -202,6 +202,22 @@ def test_what_is_refused(run: Path, tiny_pair: TinyPair, options: list[str], cod
     assert (outcome.code, message in outcome.error) == (code, True), outcome.err
 
 
+def test_a_rule_that_lets_none_through_changes_nothing(run: Path, tiny_pair: TinyPair) -> None:
+    kept = [path for path in run.rglob("*") if path.is_file() and path.suffix != ".png" and path.name != "seconds.json"]
+    before = {path: path.read_bytes() for path in kept}
+    refused = search(tiny_pair, run, "--choose", "least-arr", "--least-arr", "1", "--overwrite")
+    assert refused.code == 2
+    assert {path: path.read_bytes() for path in before} == before
+    assert search(tiny_pair, run, "--choose", "least-arr", "--least-arr", "0.1", "--overwrite").code == 0
+    results = read_json(run / "results.json")
+    text = (run / "results.md").read_text()
+    low, high = results["m"]["flat"]
+    assert low <= results["m"]["highest"] <= high
+    if not low <= results["m"]["chosen"] <= high:
+        assert f"within 0.001 of the highest ARR, that of m = {results['m']['highest']}, from {low} to {high}" in text
+        assert "resampled documents choose" not in text
+
+
 def test_a_run_keeps_to_its_objective(run: Path, tiny_pair: TinyPair) -> None:
     refused = dustin_profile("search", *tiny_pair.options, "--run-dir", run, *SEARCH)
     assert (refused.code == 4 and "objective" in refused.error) or "budget" in refused.error
