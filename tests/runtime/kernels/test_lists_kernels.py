@@ -27,7 +27,7 @@ def scores(kind: str, *size: int, generator: torch.Generator) -> torch.Tensor:
     return torch.where(random < 0.9, torch.zeros_like(random), -torch.zeros_like(random) + random.round())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS if ON_GPU else ["ties", "zeros"])
 @pytest.mark.parametrize("count", [1, 36, 300, 1004] if ON_GPU else [1, 300])
 def test_candidates_are_ranked_as_by_the_reference(kind: str, count: int, generator: torch.Generator) -> None:
     from dustin_runtime.kernels.ranking import candidates

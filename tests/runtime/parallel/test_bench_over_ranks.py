@@ -200,8 +200,9 @@ def test_other_noise_on_another_rank_is_a_conflict(two_ranks: RankPool) -> None:
 def decides_otherwise(rank: int) -> list[Any]:
     real = Stepper.__call__
 
-    def step(self: Stepper, state: Any) -> Any:
-        result = real(self, state)
+    def step(self: Stepper, *arguments: Any) -> Any:
+        result = real(self, *arguments)
+        state = arguments[0]
         state.recent.add_(rank)
         return result
 
