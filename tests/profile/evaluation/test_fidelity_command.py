@@ -236,13 +236,13 @@ def test_guards_and_several_budgets_are_measured_beside_the_plain_method(
     assert found.code == 0, found.err
     summary = json.loads(found.out)["summary"]
     names = [name for name in summary if "-k" in name]
-    ruled = ["dustin-guard1-k32", "dustin-guard0.7-k32", "dustin-every2-k32", "dustin-arr0.5-k1024"]
+    ruled = ["dustin-guard1-k32", "dustin-guard0.7-k32", "dustin-every2-k32", "dustin-arr0.5-k128"]
     assert names == ["dustin-k32", *ruled, "snapkv-k32"]
     assert summary["dustin-guard1-k32"]["full_share"] == 1
     assert summary["dustin-guard1-k32"]["kl_p99"] < 1e-5
     assert summary["dustin-guard1-k32"]["arr"]["mean"] == pytest.approx(1)
     assert 0 < summary["dustin-every2-k32"]["full_share"] < 1
-    assert "full_share" not in summary["dustin-k32"] and "full_share" not in summary["dustin-arr0.5-k1024"]
+    assert "full_share" not in summary["dustin-k32"] and "full_share" not in summary["dustin-arr0.5-k128"]
     for name in names:
         cell = summary[name]
         assert cell["kl_p99"] >= cell["kl_median"] and cell["tokens_kl_p99"] >= cell["kl_p99"] * (1 - 1e-5)
