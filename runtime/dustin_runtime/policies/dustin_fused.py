@@ -8,11 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dustin_runtime.config import MAX_OWN_QUERIES, Fusion, OwnLists, Selection
+from dustin_runtime.config import MAX_OWN_QUERIES, Fusion, Selection
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Prompted, Signals, Verification
-from dustin_runtime.policies.dustin import Dustin
-from dustin_runtime.policies.dustin_layers import FreshLists, KeepingAttention
+from dustin_runtime.policies.dustin_layers import FreshDustin, FreshQueries, KeepingAttention
 from dustin_runtime.selection import eligible_positions, select
 
 
@@ -29,8 +28,8 @@ def shares_of(scores: Tensor, eligible: Tensor) -> Tensor:
     return scores / total.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-class FreshScores(FreshLists):
-    """Each layer's last queries, and what they attend to.
+class FreshScores(FreshQueries):
+    """What each layer's last queries attend to.
 
     Attributes:
         mass: [layers, rows, kv_heads or 1, capacity] fp32 shares of the positions that competed at the time; what was
@@ -48,10 +47,9 @@ class FreshScores(FreshLists):
         device: torch.device,
     ) -> None:
         fusion = fusion_of(selection)
-        own = OwnLists(queries=fusion.queries, per_step=min(fusion.per_step, target.layers), heads=fusion.heads)
-        super().__init__(selection.model_copy(update={"own": own}), target, depth, rows, dtype, device)
+        super().__init__(fusion, selection, target, depth, rows, dtype, device)
         self.kept = fusion.kept
-        size = (*self.candidates.shape[:3], capacity)
+        size = (target.layers, rows, self.lists, capacity)
         self.mass = torch.zeros(size, dtype=torch.float32, device=device)
 
     def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
@@ -70,7 +68,7 @@ class FreshScores(FreshLists):
 
 
 @dataclass(frozen=True)
-class DustinFused(Dustin):
+class DustinFused(FreshDustin):
     """Every layer reads the best of one ranking: the draft's lookahead, the same for all, and its own attention.
 
     The latter is that of its last accepted queries, at the time when it was its turn: `Fusion.per_step` layers are
@@ -78,9 +76,6 @@ class DustinFused(Dustin):
     """
 
     name: ClassVar[str] = "dustin-fused"
-    over_ranks: ClassVar[bool] = False
-    works_beside: ClassVar[bool] = True
-    prompt_queries: ClassVar[int] = MAX_OWN_QUERIES
 
     @property
     def uses_history(self) -> bool:
@@ -112,15 +107,6 @@ class DustinFused(Dustin):
         turns = min(fusion.per_step, target.layers)
         sums = 3 * 4 * turns * rows * (target.kv_heads + 1) * capacity
         return queries + prompt + scores + sums + 2 * 8 * target.layers * lists * selection.budget
-
-    def begin(self, signals: Signals, share: float | None) -> None:
-        """Each call is the next turn of the rotation."""
-        assert isinstance(signals.memory, FreshScores)
-        signals.memory.refresh(signals.lengths, signals.prefix_keys(), share)
-
-    def end(self, signals: Signals, verification: Verification) -> None:
-        assert isinstance(signals.memory, FreshScores) and isinstance(verification, KeepingAttention)
-        signals.memory.keep(list(verification.queries.values()), signals.lengths)
 
     def verification(self, signals: Signals) -> Verification:
         return KeepingAttention(self.select(signals))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import reduce
 from typing import ClassVar, NamedTuple
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from dustin_runtime.attention.scoring import layer_mass
 from dustin_runtime.attention.sparse import SparseAttention
-from dustin_runtime.config import MAX_OWN_QUERIES, OwnLists, Selection
+from dustin_runtime.config import MAX_OWN_QUERIES, Fusion, OwnLists, Selection
 from dustin_runtime.guard import Rule
 from dustin_runtime.kernels import usable, usable_for_positions
 from dustin_runtime.models.shape import ModelShape
@@ -104,21 +105,25 @@ def merge_reference(shared: Tensor, candidates: Tensor, lengths: Tensor, own: in
     return ascending(torch.cat((shared[None, :, None].expand(layers, -1, lists, -1), taken), dim=3))
 
 
-class FreshLists:
-    """Each layer's last queries, and which tokens they preferred; implements `policies.base.Memory`.
+class FreshQueries(ABC):
+    """Each layer's last queries, and what they say when it is the layer's turn; implements `policies.base.Memory`.
+
+    Args:
+        own: how many queries, layers a step, and lists a layer.
 
     Attributes:
         queries: [layers, rows, slots, query_heads, head_size]. A position's query lies in slot `position % slots`, and
             there are as many more slots than `OwnLists.queries` as a step has drafts: a rejected draft's query lies
             behind the prefix, where it is not read, until the token that takes its position overwrites it, and no
             draft's slot is that of a query which the next step reads.
-        candidates: [layers, rows, kv_heads or 1, free] int64, see `candidates`.
+        lists: of a layer, its KV heads or 1.
         steps: [rows] int64 since the row was filled: which layers' turn it is. A row has a count of its own, so that
             its text does not depend on what the others do.
     """
 
     def __init__(
         self,
+        own: OwnLists | Fusion,
         selection: Selection,
         target: ModelShape,
         depth: int,
@@ -126,19 +131,14 @@ class FreshLists:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        own = own_lists(selection)
-        self.selection = selection
         self.pooled = own.queries
         self.per_step = min(own.per_step, target.layers)
         self.by_head = own.heads == "kv_head"
+        self.lists = target.kv_heads if self.by_head else 1
         self.sink, self.window = selection.sink, selection.window
-        free = selection.budget - selection.sink - selection.window
         slots = own.queries + depth
         size = (target.layers, rows, slots, target.query_heads, target.head_size)
         self.queries = torch.zeros(size, dtype=dtype, device=device)
-        first = self.sink + torch.arange(free, device=device)
-        lists = target.kv_heads if self.by_head else 1
-        self.candidates = first.expand(target.layers, rows, lists, -1).contiguous()
         self.steps = torch.zeros(rows, dtype=torch.int64, device=device)
         self._row = torch.arange(rows, device=device).unsqueeze(1)
         self._new = torch.arange(depth + 1, device=device)
@@ -181,10 +181,9 @@ class FreshLists:
             mass = reduce(torch.add, mass.split(1, dim=2))
         self._take(layer, row[:, 0], mass, lengths)
 
+    @abstractmethod
     def _take(self, layer: Tensor, row: Tensor, mass: Tensor, lengths: Tensor) -> None:
         """Keep what the mass [turns, rows, lists, columns] of some layers says."""
-        count = self.candidates.shape[3]
-        self.candidates[layer, row] = candidates(mass, lengths, count, sink=self.sink, window=self.window)
 
     def keep(self, queries: list[Tensor], start: Tensor) -> None:
         """Keep the queries of a step's tokens, accepted or not.
@@ -194,6 +193,32 @@ class FreshLists:
         """
         slot = (start.unsqueeze(1) + self._new) % self.queries.shape[2]
         self.queries[:, self._row, slot] = torch.stack(queries)
+
+
+class FreshLists(FreshQueries):
+    """Which tokens each layer's last queries preferred.
+
+    Attributes:
+        candidates: [layers, rows, kv_heads or 1, free] int64, see `candidates`.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        target: ModelShape,
+        depth: int,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(own_lists(selection), selection, target, depth, rows, dtype, device)
+        free = selection.budget - selection.sink - selection.window
+        first = self.sink + torch.arange(free, device=device)
+        self.candidates = first.expand(target.layers, rows, self.lists, -1).contiguous()
+
+    def _take(self, layer: Tensor, row: Tensor, mass: Tensor, lengths: Tensor) -> None:
+        count = self.candidates.shape[3]
+        self.candidates[layer, row] = candidates(mass, lengths, count, sink=self.sink, window=self.window)
 
 
 class KeepingAttention(SparseAttention):
@@ -209,7 +234,25 @@ class KeepingAttention(SparseAttention):
 
 
 @dataclass(frozen=True)
-class DustinLayers(Dustin):
+class FreshDustin(Dustin):
+    """What methods share whose layers are asked anew in rotation, beside the drafting."""
+
+    over_ranks: ClassVar[bool] = False
+    works_beside: ClassVar[bool] = True
+    prompt_queries: ClassVar[int] = MAX_OWN_QUERIES
+
+    def begin(self, signals: Signals, share: float | None) -> None:
+        """Each call is the next turn of the rotation."""
+        assert isinstance(signals.memory, FreshQueries)
+        signals.memory.refresh(signals.lengths, signals.prefix_keys(), share)
+
+    def end(self, signals: Signals, verification: Verification) -> None:
+        assert isinstance(signals.memory, FreshQueries) and isinstance(verification, KeepingAttention)
+        signals.memory.keep(list(verification.queries.values()), signals.lengths)
+
+
+@dataclass(frozen=True)
+class DustinLayers(FreshDustin):
     """Dustin's list at a smaller count, the same for all, and for every layer what its own last queries attend to.
 
     Each layer's (or KV head's) part of the budget is `OwnLists.share`; in every step the next `per_step` layers choose
@@ -217,10 +260,7 @@ class DustinLayers(Dustin):
     """
 
     name: ClassVar[str] = "dustin-layers"
-    over_ranks: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
-    works_beside: ClassVar[bool] = True
-    prompt_queries: ClassVar[int] = MAX_OWN_QUERIES
 
     @property
     def _settings(self) -> tuple[int, int, int, int]:
@@ -251,15 +291,6 @@ class DustinLayers(Dustin):
         sums = 4 * turns * rows * (2 * target.kv_heads + 1) * capacity  # of parts of the queries, added
         ranked = 8 * turns * lists * (capacity + 2 * free)  # the best of each chunk: at most all
         return queries + prompt + chosen + sums + ranked
-
-    def begin(self, signals: Signals, share: float | None) -> None:
-        """Each call is the next turn of the rotation."""
-        assert isinstance(signals.memory, FreshLists)
-        signals.memory.refresh(signals.lengths, signals.prefix_keys(), share)
-
-    def end(self, signals: Signals, verification: Verification) -> None:
-        assert isinstance(signals.memory, FreshLists) and isinstance(verification, KeepingAttention)
-        signals.memory.keep(list(verification.queries.values()), signals.lengths)
 
     def verification(self, signals: Signals) -> Verification:
         if self.rule is None:
