@@ -43,6 +43,7 @@ _STYLES = {
     "dustin": Style("Dustin (hybrid)", BLUE, "o", own=True),
     "dustin-t": Style("Dustin-T (history)", SKY, "v", "--"),
     "dustin-d": Style("Dustin-D (lookahead)", SKY, "^", "-."),
+    "dustin-rest": Style("Dustin, with the rest", BLUE, "D", own=True),
     "dustin-layers": Style("Dustin, layers' own", BLUE, "P", "--"),
     "dustin-fused": Style("Dustin, fused by layer", BLUE, "X", "-"),
     "dustin-merged": Style("Dustin, merged ranking", BLUE, "*", "-."),

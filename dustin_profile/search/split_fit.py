@@ -55,6 +55,9 @@ class TracedSignals:
     def prefix_keys(self) -> Tensor:
         raise NotImplementedError("traces hold no keys")
 
+    def prefix_values(self) -> Tensor:
+        raise NotImplementedError("traces hold no keys")
+
     def lookahead_rows(self) -> list[Tensor]:
         raise NotImplementedError("traces hold no scores by head")
 

@@ -147,6 +147,11 @@ class KVCache:
         """[layers, batch, slots, kv_heads, head_size]."""
         return self.keys if self.key_scales is None else Scaled(self.keys, self.key_scales)
 
+    @property
+    def all_values(self) -> Held:
+        """The same of values."""
+        return self.values if self.value_scales is None else Scaled(self.values, self.value_scales)
+
     def layer(self, index: int, extent: int) -> tuple[Held, Held]:
         """Keys and values of a layer, the first `extent` slots: [batch, extent, kv_heads, head_size]."""
         keys, values = self.keys[index], self.values[index]

@@ -31,6 +31,8 @@ MAX_DEPTH = 64
 MAX_OWN_QUERIES = 64
 """Of a layer that are pooled: as many of a prompt's last queries are kept to begin with."""
 
+MOST_REST_QUERIES = 16
+"""Of a layer, that what stands in for unread tokens is made from."""
 ADAPTIVE_SIZES = (128, 256, 512, 1024)
 """Budgets that an adaptive one chooses from, unless a configuration says otherwise."""
 
@@ -88,6 +90,15 @@ class OwnLists(_Strict):
     )
     per_step: int = Field(default=1, ge=1, description="layers that choose anew in each step, in rotation")
     heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
+
+
+class Rest(_Strict):
+    """What stands in for the tokens that `dustin-rest` does not read: one for each query head of every layer."""
+
+    queries: int = Field(
+        default=4, ge=1, le=MOST_REST_QUERIES, description="last processed queries of a layer that it is made from"
+    )
+    period: int = Field(default=64, ge=1, description="steps in which every layer is asked anew once")
 
 
 class PowerLaw(_Strict):
@@ -165,6 +176,9 @@ class Selection(_Strict):
         default=None, description="how methods without a fixed m split the budget; None is their defaults"
     )
     fusion: Fusion | None = Field(default=None, description="how dustin-fused joins scores; None is its defaults")
+    rest: Rest | None = Field(
+        default=None, description="how dustin-rest stands in for what is not read; None is its defaults"
+    )
 
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
@@ -178,7 +192,7 @@ class Selection(_Strict):
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what newer methods ask for where it is None, as files and run directories from before have it."""
         data: dict[str, Any] = serialise(self)
-        for field in ("own", "split", "fusion"):
+        for field in ("own", "split", "fusion", "rest"):
             if data.get(field, ...) is None:
                 del data[field]
         return data

@@ -20,6 +20,7 @@ from dustin_runtime.parallel.shards import Share
 from dustin_runtime.policies import POLICIES
 from dustin_runtime.policies.dustin_fused import fusion_of
 from dustin_runtime.policies.dustin_layers import own_lists
+from dustin_runtime.policies.dustin_rest import rest_of
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import DENSE
 from dustin_runtime.pricing import DEVICES, Device, body_weights
@@ -178,6 +179,11 @@ def step_costs(
             for rank in range(world)
         ]
         scores = max(by_rank, key=lambda cost: cost.bytes)  # a step waits for the rank that has the most
+        if method == "dustin-rest":
+            rest = rest_of(selection)
+            part_of_layers = 1 / rest.period  # of all; keys and values are read as by attention
+            every = attention_cost(target, lengths, rest.queries, kv_bytes)
+            scores = sum_costs(scores, Cost(round(every.bytes * part_of_layers), every.flops * part_of_layers))
         if method in ("dustin-layers", "dustin-fused"):
             own = fusion_of(selection) if method == "dustin-fused" else own_lists(selection)
             scores = sum_costs(scores, own_cost(target, own, lengths, element_bytes))

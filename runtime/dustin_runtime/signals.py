@@ -127,6 +127,9 @@ class StepSignals:
     def prefix_keys(self) -> Held:
         return shown(self.state.target_cache.all_keys, self.state.extent)
 
+    def prefix_values(self) -> Held:
+        return shown(self.state.target_cache.all_values, self.state.extent)
+
     def history(self) -> Tensor:
         return self._over_ranks("history", self.stepper.target, self._own_history)
 

@@ -40,6 +40,9 @@ class TraceSignals:
     def prefix_keys(self) -> Tensor:
         raise NotImplementedError("traces hold no keys")
 
+    def prefix_values(self) -> Tensor:
+        raise NotImplementedError("traces hold no keys")
+
     def history(self) -> Tensor:
         return self.windows.history[self.selection.history.layer].float()
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_reference
+from dustin_runtime.attention.rest import RestTokens
 from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import usable
 from dustin_runtime.scaled import Held, at_slots
@@ -26,36 +27,49 @@ class SparseAttention:
         full: [batch] bool, rows that read everything instead of their list; None for none. Like `kept`, the kernel may
             read it early.
         estimate: [batch] fp64, what the list was estimated to recover (`guard.Rule`), for those who evaluate it.
+        rest: of all layers, what stands in for the tokens that are not listed; None for nothing.
     """
 
     def __init__(
-        self, kept: Tensor, ring: Ring = WHOLE, *, full: Tensor | None = None, estimate: Tensor | None = None
+        self,
+        kept: Tensor,
+        ring: Ring = WHOLE,
+        *,
+        full: Tensor | None = None,
+        estimate: Tensor | None = None,
+        rest: RestTokens | None = None,
     ) -> None:
         self.lists = kept
         self.ring = ring
         self.full = full
         self.estimate = estimate
+        self.rest = rest
+        self._kv_heads = 1
 
     def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
-        kept = self.kept(layer)
+        kept, rest = self.kept(layer), self.rest.of(layer) if self.rest else None
+        self._kv_heads = k.shape[2]
         if usable(q, heads_of=q.shape[3]):
             from dustin_runtime.kernels.sparse import sparse_attention
 
-            out = sparse_attention(q, k, v, start, kept, ring=self.ring, full=self.full)
+            out = sparse_attention(q, k, v, start, kept, ring=self.ring, full=self.full, rest=rest)
             if self.full is not None:
                 from dustin_runtime.kernels.dense import dense_rows
 
                 dense_rows(q, k, v, start, self.full, out)
             return out
         if self.full is not None:
-            return mixed_reference(q, k, v, start, kept, self.full)
-        return sparse_reference(q, k, v, start, kept, self.ring)
+            return mixed_reference(q, k, v, start, kept, self.full, rest)
+        return sparse_reference(q, k, v, start, kept, self.ring, rest)
 
     def tokens_read(self, lengths: Tensor) -> Tensor:
-        """[batch] fp32, prefix tokens that each KV head read, mean over layers and heads."""
+        """[batch] fp32, prefix tokens that each KV head read, mean over layers and heads, and those of `rest`."""
         read = (self.lists >= 0).sum(dim=(0, 2, 3), dtype=torch.float32)
         lists = self.lists.shape[0] * self.lists.shape[2]
         read = read / lists if lists > 1 else read
+        if self.rest:
+            there = self.rest.bias.isfinite().sum(dim=(0, 2), dtype=torch.float32)
+            read = read + there / (len(self.rest.bias) * self._kv_heads)
         return read if self.full is None else torch.where(self.full, lengths.float(), read)
 
     def kept(self, layer: int) -> Tensor:
@@ -63,12 +77,15 @@ class SparseAttention:
         return self.lists[layer if self.lists.shape[0] > 1 else 0]
 
 
-def sparse_reference(q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, ring: Ring = WHOLE) -> Tensor:
+def sparse_reference(
+    q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, ring: Ring = WHOLE, rest: RestTokens | None = None
+) -> Tensor:
     """The plain reference: gather, then masked attention.
 
     Args:
         q: [batch, tokens, query_heads, head_size]; k, v: [batch, slots, kv_heads, head_size]; start: [batch].
         kept: [batch, kv_heads or 1, k].
+        rest: [batch, ...], of which every query sees its head's; or None.
 
     Returns:
         [batch, tokens, query_heads, head_size].
@@ -80,18 +97,35 @@ def sparse_reference(q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, r
     slots = ring.slots(positions).clamp(min=0)
     gathered_k, gathered_v = (at_slots(x, slots, q.dtype) for x in (k, v))
     packed = q.view(batch, tokens, kv_heads, group, head_size).permute(0, 2, 3, 1, 4)
-    out = F.scaled_dot_product_attention(
-        packed.reshape(batch, kv_heads, -1, head_size), gathered_k, gathered_v, attn_mask=visible.repeat(1, 1, group, 1)
-    )
+    rows, seen = packed.reshape(batch, kv_heads, -1, head_size), visible.repeat(1, 1, group, 1)
+    if rest is None:
+        out = F.scaled_dot_product_attention(rows, gathered_k, gathered_v, attn_mask=seen)
+    else:
+        out = _attend_with_rest(rows, gathered_k, gathered_v, seen, rest, tokens)
     out = out.view(batch, kv_heads, group, tokens, head_size)
     return out.permute(0, 3, 1, 2, 4).reshape(q.shape)
 
 
-def mixed_reference(q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, full: Tensor) -> Tensor:
+def _attend_with_rest(rows: Tensor, k: Tensor, v: Tensor, seen: Tensor, rest: RestTokens, tokens: int) -> Tensor:
+    """Attention of rows [batch, kv_heads, group * tokens, head_size] to the keys they see, and to their head's rest."""
+    exact = torch.promote_types(rows.dtype, torch.float32)
+    q, scale = rows.to(exact), rows.shape[3] ** -0.5
+    size = (*rows.shape[:2], -1, rows.shape[3])
+    rest_keys, rest_values = (x.to(exact).view(size).repeat_interleave(tokens, dim=2) for x in rest[:2])
+    bias = rest.bias.to(exact).view(*rows.shape[:2], -1, 1).repeat_interleave(tokens, dim=2)
+    scores = (q @ k.to(exact).transpose(2, 3) * scale).masked_fill(~seen, float("-inf"))
+    weights = torch.cat((scores, (q * rest_keys).sum(dim=3, keepdim=True) * scale + bias), dim=3).softmax(dim=3)
+    out: Tensor = weights[..., :-1] @ v.to(exact) + weights[..., -1:] * rest_values
+    return out.to(rows.dtype)
+
+
+def mixed_reference(
+    q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor, full: Tensor, rest: RestTokens | None = None
+) -> Tensor:
     """The plain reference of rows that read everything, where `full` [batch] bool says so, among others; shapes as of
     `sparse_reference`, of a cache that keeps all."""
     everything = dense_reference(q, k, v, start)
-    return torch.where(full[:, None, None, None], everything, sparse_reference(q, k, v, start, kept))
+    return torch.where(full[:, None, None, None], everything, sparse_reference(q, k, v, start, kept, rest=rest))
 
 
 def sparse_by_query_head(q: Tensor, k: Held, v: Held, start: Tensor, kept: Tensor) -> Tensor:

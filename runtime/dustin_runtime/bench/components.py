@@ -28,13 +28,17 @@ class _Fixed:
     ) -> None:
         self.lengths = state.lengths
         self.memory = state.memory
-        self._keys = shown(state.target_cache.all_keys, state.extent)
+        cache = state.target_cache
+        self._keys, self._values = (shown(held, state.extent) for held in (cache.all_keys, cache.all_values))
         self._history = history
         self._lookahead = lookahead
         self._lookahead_rows = lookahead_rows
 
     def prefix_keys(self) -> Held:
         return self._keys
+
+    def prefix_values(self) -> Held:
+        return self._values
 
     def history(self) -> Tensor:
         assert self._history is not None

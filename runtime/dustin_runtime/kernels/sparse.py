@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dustin_runtime.attention.rest import RestTokens
 from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2, processors, row_tile
 from dustin_runtime.kernels.online_softmax import attend_tile, finish, packed_queries
@@ -37,13 +38,15 @@ def _window_slots(place, first_kept, skipped, sink, ring):
     do_not_specialize=["tokens", "kv_heads", "group", "splits", "share", "budget", "first_kept", "sink", "ring"]
 )  # one binary serves all
 def _sparse(
-    q, k, v, k_scale, v_scale, start, kept, full, out, partials, tops, totals, counter,
+    q, k, v, k_scale, v_scale, start, kept, full, rest_keys, rest_values, rest_bias,
+    out, partials, tops, totals, counter,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, kept_batch, kept_head,
     tokens, scale, kv_heads, group, splits, share, budget, first_kept, sink, ring,
     ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, LIST: tl.constexpr, NEW: tl.constexpr,
-    WINDOW: tl.constexpr, SCALED: tl.constexpr, GUARDED: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SCALED: tl.constexpr, GUARDED: tl.constexpr, REST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program: one KV head of one sequence, ROWS of its queries, a share of the list; the last has the new tokens.
+    """One program: one KV head of one sequence, ROWS of its queries, a share of the list; the last has the new tokens,
+    and each row's own token that stands in for the rest, if REST.
 
     What older kernels wrote is read before the wait for the kernel that wrote the queries (programmatic dependent
     launch): the list, which stays in registers, so that keys and values are the only loads of the loop and several
@@ -93,6 +96,7 @@ def _sparse(
     queries, token, there, place_out = packed_queries(
         q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS, D
     )
+    own_scale = scale  # of keys that are not scaled
     if SCALED:
         scale *= tl.load(k_scale + tl.program_id(2))
     new = tl.arange(0, NEW)
@@ -132,6 +136,22 @@ def _sparse(
     if has_new:
         seen = new[None, :] <= token[:, None]
         top, total, acc = attend_tile(queries, new_keys, new_values, seen, scale, top, total, acc, MASKED=True)
+        if REST:
+            row = row_tile * ROWS + tl.arange(0, ROWS)
+            place = sequence * (kv_heads * group) + head * group + row % group
+            one = place[:, None] * D + column[None, :]
+            logit = tl.sum(queries.to(tl.float32) * tl.load(rest_keys + one).to(tl.float32), 1) * own_scale
+            logit = (logit + tl.load(rest_bias + place) * 1.4426950408889634) / scale  # as `attend_tile` has it
+            higher = tl.maximum(top, logit)
+            base = tl.where(higher == float("-inf"), 0.0, higher * scale)
+            shrink = tl.exp2(top * scale - base)
+            weight = tl.exp2(logit * scale - base)
+            value = tl.load(rest_values + one).to(tl.float32)
+            if SCALED:
+                value /= tl.load(v_scale + tl.program_id(2))
+            total = total * shrink + weight
+            acc = acc * shrink[:, None] + weight[:, None] * value
+            top = higher
 
     if SCALED:
         acc *= tl.load(v_scale + tl.program_id(2))
@@ -183,14 +203,16 @@ def sparse_attention(
     cut: Tiling | None = None,
     ring: Ring = WHOLE,
     full: Tensor | None = None,
+    rest: RestTokens | None = None,
 ) -> Tensor:
     """Attend; shapes as in `attention.sparse.sparse_reference`.
 
     Args:
         full: [batch] bool, rows of the result that are left as they are, for `dense.dense_rows` to write; or None.
+        rest: contiguous, or None.
     """
     lists = kept.expand(len(q), k.shape[2], -1)  # one list for all heads has stride 0
-    return _launch(q, k, v, start, lists, lists.shape[2], None, cut, ring, full)
+    return _launch(q, k, v, start, lists, lists.shape[2], None, cut, ring, full, rest)
 
 
 def window_attention(
@@ -218,6 +240,7 @@ def _launch(
     cut: Tiling | None,
     ring: Ring,
     full: Tensor | None = None,
+    rest: RestTokens | None = None,
 ) -> Tensor:
     (k, k_scale), (v, v_scale) = parts(k), parts(v)
     batch, tokens, query_heads, head_size = q.shape
@@ -234,12 +257,12 @@ def _launch(
     share = ceil_div(ceil_div(budget, cut.splits), cut.keys) * cut.keys
     _sparse[(tiles, cut.splits, batch * kv_heads)](
         q, k, v, k_scale, v_scale, start, start if lists is None else lists,
-        start if full is None else full, out, partials, tops, totals, counters(q.device, groups),
+        start if full is None else full, *(rest or (q, q, q)), out, partials, tops, totals, counters(q.device, groups),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *((0, 0) if lists is None else lists.stride()[:2]),
         tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, cut.splits, share, budget, first_kept or 0, *ring,
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, LIST=next_power_of_2(share), NEW=max(16, next_power_of_2(tokens)),
         WINDOW=lists is None, SCALED=k_scale is not None, GUARDED=full is not None,
-        num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
+        REST=rest is not None, num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
     return out

@@ -14,6 +14,7 @@ from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
 from dustin_runtime.policies.dustin_fused import DustinFused
 from dustin_runtime.policies.dustin_layers import DustinLayers
+from dustin_runtime.policies.dustin_rest import DustinRest
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
 from dustin_runtime.policies.h2o import H2O
 from dustin_runtime.policies.quest import Quest, QuestQueryHead
@@ -25,7 +26,7 @@ from dustin_runtime.policies.triforce import TriForce
 
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec, TriForce),
-    *(Dustin, DustinT, DustinD, DustinLayers, DustinFused, DustinMerged, DustinMarginal, DustinFeedback),
+    *(Dustin, DustinT, DustinD, DustinRest, DustinLayers, DustinFused, DustinMerged, DustinMarginal, DustinFeedback),
     *(
         StreamingLLM,
         StreamingPrompt,
@@ -40,7 +41,7 @@ _ALL: tuple[type[Policy], ...] = (
         SmallKV,
     ),
 )
-_JUDGED: tuple[type[Dustin], ...] = (Dustin, DustinT, DustinD, DustinLayers)
+_JUDGED: tuple[type[Dustin], ...] = (Dustin, DustinT, DustinD, DustinRest, DustinLayers)
 """Those whose lists can be judged: they ask the configuration's heads, for which the estimate was fitted."""
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 

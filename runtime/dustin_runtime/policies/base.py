@@ -101,6 +101,10 @@ class Signals(Protocol):
         """[layers, batch, positions, kv_heads, head_size] of the target; beyond a row's length, anything."""
         ...
 
+    def prefix_values(self) -> Held:
+        """The same of values."""
+        ...
+
     def history(self) -> Tensor:
         """[batch, positions] fp32 attention of the target's heads at the last processed token."""
         ...

@@ -1,0 +1,208 @@
+"""Dustin with one token more for each query head, which stands in for all that its list leaves unread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dustin_runtime.attention.rest import RestTokens, update_rest
+from dustin_runtime.attention.scoring import received_mass, rows_bytes
+from dustin_runtime.attention.sparse import SparseAttention
+from dustin_runtime.config import MOST_REST_QUERIES, Rest, Selection
+from dustin_runtime.guard import Rule
+from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.policies.base import Prompted, Signals, Verification
+from dustin_runtime.policies.dustin import Dustin
+from dustin_runtime.scaled import Held, shown
+from dustin_runtime.selection import eligible_positions, select
+
+
+def rest_of(selection: Selection) -> Rest:
+    """How the tokens are made; the defaults where a configuration does not say."""
+    return selection.rest or Rest()
+
+
+class RestMemory:
+    """The tokens of every layer, and what they are made of; implements `policies.base.Memory`.
+
+    In `Rest.period` steps every layer has its turn once: its last accepted queries attend to what the step before did
+    not read. A row's turns depend on nothing but its own steps, so that its text does not depend on the others'.
+
+    Attributes:
+        tokens: [layers, rows, ...].
+        queries: [layers, rows, slots, query_heads, head_size]. A position's query lies in slot `position % slots`, and
+            there are as many more slots than `Rest.queries` as a step has drafts: a rejected draft's query lies behind
+            the prefix, where it is not read, until the token that takes its position overwrites it, and no draft's slot
+            is that of a query which the next step reads.
+        listed: [rows, budget] int64, what the last step read, -1 padded.
+        steps: [rows] int64, by which the turns are counted; a prompt begins it at its own length, so that the turns of
+            several rows fall on different steps.
+    """
+
+    def __init__(
+        self, selection: Selection, target: ModelShape, depth: int, rows: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.selection = selection
+        rest = rest_of(selection)
+        self.period = rest.period
+        heads = (target.layers, rows, target.query_heads)
+        keys, values = (torch.zeros(*heads, target.head_size, dtype=dtype, device=device) for _ in range(2))
+        self.tokens = RestTokens(keys, values, torch.full(heads, float("-inf"), dtype=torch.float32, device=device))
+        size = (target.layers, rows, rest.queries + depth, target.query_heads, target.head_size)
+        self.queries = torch.zeros(size, dtype=dtype, device=device)
+        self.listed = torch.full((rows, selection.budget), -1, dtype=torch.int64, device=device)
+        self.steps = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._row = torch.arange(rows, device=device).unsqueeze(1)
+        self._new = torch.arange(depth + 1, device=device)
+        self._last = torch.arange(-rest.queries, 0, device=device)
+        self._turn = torch.arange(-(-target.layers // rest.period), device=device).unsqueeze(1)
+
+    def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
+        """Make every layer's token from a prompt's end, as if it had read what its last queries attend to most."""
+        one, length = slice(row, row + 1), target.length
+        slots, lengths = self.queries.shape[2], self.steps.new_full((1,), length)
+        mass: Tensor | None = None
+        for layer, q in target.queries.items():
+            last = q[:, -min(len(self._last), length) :]
+            positions = torch.arange(length - last.shape[1], length, device=q.device)
+            self.queries[layer, row, positions % slots] = last[0]
+            found = received_mass(last, target.keys(layer)).sum(dim=(1, 2))
+            mass = found if mass is None else mass.add_(found)
+        if mass is None:
+            return
+        chosen = self.selection
+        settings = {"budget": chosen.budget, "m": 0, "sink": chosen.sink, "window": chosen.window}
+        self.listed[one] = select(None, mass, lengths, **settings)
+        made = RestTokens(*(part[:, one].contiguous() for part in self.tokens))
+        keys, values = (shown(held, length) for held in (target.cache.all_keys, target.cache.all_values))
+        for layer in target.queries:  # one by one, or their sums would be as large as the keys
+            self._make(made, lengths.new_full((1, 1), layer), lengths, keys, values, one, None)
+        for part, new in zip(self.tokens, made, strict=True):
+            part[:, one] = new
+        self.steps[row] = length
+
+    def refresh(self, lengths: Tensor, keys: Held, values: Held, share: float | None) -> None:
+        """Make the tokens of those anew whose turn it is.
+
+        Args:
+            lengths: [rows] int64; keys, values: [layers, rows, columns, kv_heads, head_size].
+            share: of the GPU's processors that are used, see `update_rest`.
+        """
+        layers = len(self.queries)
+        first, behind = (at * layers // self.period for at in (self.steps, self.steps + 1))
+        layer = first + self._turn  # [turns, rows]
+        layer = torch.where(layer < behind, layer % layers, -1)
+        self._make(self.tokens, layer, lengths, keys, values, slice(None), share)
+        self.steps.add_(1)
+
+    def _make(
+        self,
+        out: RestTokens,
+        layer: Tensor,
+        lengths: Tensor,
+        keys: Held,
+        values: Held,
+        rows: slice,
+        share: float | None,
+    ) -> None:
+        """Make the tokens of some layers [turns, rows] of each of some rows."""
+        # A prefix shorter than that many queries asks its first token several times.
+        position = (lengths.unsqueeze(1) + self._last).clamp(min=0)
+        q = self.queries[layer.clamp(min=0).unsqueeze(2), self._row[rows], position % self.queries.shape[2]]
+        chosen, columns = self.selection, keys.shape[2]
+        unread = eligible_positions(lengths, columns, sink=chosen.sink, window=chosen.window)
+        # -1 pads the list of a prefix that was read whole, and positions beyond are of a sequence that has ended.
+        unread.scatter_(1, self.listed[rows].clamp(0, columns - 1), False)
+        update_rest(out, q, keys, values, layer, position, unread, share)
+
+    def keep(self, queries: list[Tensor], listed: Tensor, start: Tensor) -> None:
+        """Keep a step's queries, accepted or not, and what it read.
+
+        Args:
+            queries: by layer, [rows, depth + 1, query_heads, head_size]; start: [rows] int64, position of the first.
+            listed: [rows, budget] int64.
+        """
+        slot = (start.unsqueeze(1) + self._new) % self.queries.shape[2]
+        self.queries[:, self._row, slot] = torch.stack(queries)
+        self.listed.copy_(listed)
+
+
+class RestAttention(SparseAttention):
+    """Verification over a list and the rest that also holds all layers' queries; implements `policies.Verification`."""
+
+    def __init__(
+        self, kept: Tensor, rest: RestTokens, *, full: Tensor | None = None, estimate: Tensor | None = None
+    ) -> None:
+        super().__init__(kept, full=full, estimate=estimate, rest=rest)
+        self.queries: dict[int, Tensor] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
+        self.queries[layer] = q
+        return super().__call__(layer, q, k, v, start)
+
+
+@dataclass(frozen=True)
+class DustinRest(Dustin):
+    """Dustin's list, and for each query head of every layer a token that stands in for what the list leaves out.
+
+    A list at a 32nd of the prefix leaves a third of the attention unread; softmax over the list alone gives that third
+    to the listed tokens. Here it goes where the layer's own last queries had it, see `attention.rest`. Making a layer's
+    token reads its whole cache, but in a step only `layers / Rest.period` layers do, beside the drafting.
+    """
+
+    name: ClassVar[str] = "dustin-rest"
+    over_ranks: ClassVar[bool] = False
+    works_beside: ClassVar[bool] = True
+    prompt_queries: ClassVar[int] = MOST_REST_QUERIES
+
+    def memory(
+        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> RestMemory:
+        assert self.selection is not None
+        return RestMemory(self.selection, target, depth, rows, dtype, device)
+
+    def memory_bytes(
+        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+    ) -> int:
+        assert self.selection is not None
+        rest = rest_of(self.selection)
+        width = target.query_heads * target.head_size * element_bytes
+        tokens = target.layers * (rows + 1) * (2 * width + 4 * target.query_heads)
+        step = 2 * target.layers * rows * (depth + 1) * width  # until they are kept, and stacked
+        queries = target.layers * (rows * (rest.queries + depth) + MOST_REST_QUERIES) * width
+        turns = rows * -(-target.layers // rest.period)
+        # Parts of sums over 2048 keys; in plain torch rows of scores, and keys and values of the layer once more.
+        pieces = turns * target.kv_heads * -(-capacity // 2048)
+        sums = 4 * pieces * 2 * target.group * rest.queries * 2 * (target.head_size + 1)
+        rows_of = rows_bytes(target, rest.queries, capacity) * (turns if element_bytes > 2 else 0)
+        known = super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
+        return known + tokens + step + queries + sums + rows_of + rows * (8 * self.selection.budget + 2 * capacity)
+
+    def begin(self, signals: Signals, share: float | None) -> None:
+        memory = self._memory(signals)
+        memory.refresh(signals.lengths, signals.prefix_keys(), signals.prefix_values(), share)
+
+    def end(self, signals: Signals, verification: Verification) -> None:
+        assert isinstance(verification, RestAttention)
+        listed = verification.lists[0, :, 0]
+        self._memory(signals).keep(list(verification.queries.values()), listed, signals.lengths)
+
+    def verification(self, signals: Signals) -> Verification:
+        if self.rule is None:
+            return self._attention(signals, self.select(signals), None, None)
+        return super().verification(signals)
+
+    def _attention(
+        self, signals: Signals, kept: Tensor, full: Tensor | None, estimate: Tensor | None
+    ) -> SparseAttention:
+        return RestAttention(kept, self._memory(signals).tokens, full=full, estimate=estimate)
+
+    def _due(self, signals: Signals, rule: Rule) -> Tensor:
+        return rule.due(self._memory(signals).steps - 1)  # `begin` has counted this one
+
+    def _memory(self, signals: Signals) -> RestMemory:
+        assert isinstance(signals.memory, RestMemory)
+        return signals.memory
