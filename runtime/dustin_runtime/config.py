@@ -24,7 +24,7 @@ from dustin_runtime.budget import budget_fault
 from dustin_runtime.errors import ConfigError, UsageError
 from dustin_runtime.files import write_text
 from dustin_runtime.models.shape import Family, ModelShape, RopeScaling
-from dustin_runtime.validation import dump_yaml, one_line, read_yaml
+from dustin_runtime.validation import FieldFault, dump_yaml, one_line, read_yaml
 
 SCHEMA_VERSION = 1
 MAX_DEPTH = 64
@@ -169,9 +169,9 @@ class Selection(_Strict):
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
         if fault := budget_fault(self.budget, self.m, self.sink, self.window):
-            raise ValueError(fault)
+            raise FieldFault(fault, fault.partition(":")[0])
         if self.m and not self.lookahead:
-            raise ValueError(f"m is {self.m} but lookahead names no draft layer")
+            raise FieldFault(f"m is {self.m} but lookahead names no draft layer", "lookahead")
         return self
 
     @model_serializer(mode="wrap")
@@ -211,7 +211,7 @@ class Guard(_Strict):
     @model_validator(mode="after")
     def _ascending(self) -> Guard:
         if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise ValueError(f"sizes {list(self.sizes)}: give budgets in ascending order")
+            raise FieldFault(f"sizes {list(self.sizes)}: give budgets in ascending order", "sizes")
         return self
 
     def at(self, budget: int) -> Estimate:
@@ -228,7 +228,7 @@ class AdaptiveBudget(_Strict):
     @model_validator(mode="after")
     def _ascending(self) -> AdaptiveBudget:
         if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise ValueError(f"sizes {list(self.sizes)}: give budgets in ascending order")
+            raise FieldFault(f"sizes {list(self.sizes)}: give budgets in ascending order", "sizes")
         return self
 
 
@@ -282,39 +282,58 @@ class DustinConfig(_Strict):
             ("history", self.pair.target, (self.selection.history,)),
             ("lookahead", self.pair.draft, self.selection.lookahead),
         ):
-            for entry in chosen:
+            for number, entry in enumerate(chosen):
+                at: tuple[int | str, ...] = ("selection", side)
+                if side == "lookahead":
+                    at += (number,)
                 if entry.layer >= model.layers:
-                    raise ValueError(
-                        f"selection.{side}.layer {entry.layer}: {model.id} has layers 0..{model.layers - 1}"
+                    raise FieldFault(
+                        f"selection.{side}.layer {entry.layer}: {model.id} has layers 0..{model.layers - 1}",
+                        *at,
+                        "layer",
                     )
                 if wrong := [head for head in entry.heads if not 0 <= head < model.query_heads]:
-                    raise ValueError(
-                        f"selection.{side}.heads {wrong[0]}: {model.id} has query heads 0..{model.query_heads - 1}"
+                    raise FieldFault(
+                        f"selection.{side}.heads {wrong[0]}: {model.id} has query heads 0..{model.query_heads - 1}",
+                        *at,
+                        "heads",
                     )
                 if len(set(entry.heads)) < len(entry.heads):
-                    raise ValueError(f"selection.{side}.heads of layer {entry.layer} repeat a head")
-            if len({entry.layer for entry in chosen}) < len(chosen):
-                raise ValueError(f"selection.{side} repeats a layer")
+                    raise FieldFault(f"selection.{side}.heads of layer {entry.layer} repeat a head", *at, "heads")
+                if entry.layer in [other.layer for other in chosen[:number]]:
+                    raise FieldFault(f"selection.{side} repeats a layer", *at, "layer")
         target, heads = self.pair.target, self.selection.retrieval_heads
         if heads and len(heads) != target.layers:
-            raise ValueError(f"selection.retrieval_heads has {len(heads)} layers, {target.id} has {target.layers}")
+            raise FieldFault(
+                f"selection.retrieval_heads has {len(heads)} layers, {target.id} has {target.layers}",
+                "selection",
+                "retrieval_heads",
+            )
         for layer, chosen_heads in enumerate(heads):
             if not chosen_heads or not set(chosen_heads) <= set(range(target.query_heads)):
-                raise ValueError(
+                raise FieldFault(
                     f"selection.retrieval_heads {layer}: give some of {target.id}'s query heads"
-                    f" 0..{target.query_heads - 1}"
+                    f" 0..{target.query_heads - 1}",
+                    "selection",
+                    "retrieval_heads",
+                    layer,
                 )
         if self.adaptive_budget:
             if self.guard is None:
-                raise ValueError("adaptive_budget needs guard, whose estimate it goes by: search again")
+                raise FieldFault(
+                    "adaptive_budget needs guard, whose estimate it goes by: search again", "adaptive_budget"
+                )
             smallest, sink, window = self.adaptive_budget.sizes[0], self.selection.sink, self.selection.window
             if fault := budget_fault(smallest, 0, sink, window):
-                raise ValueError(f"adaptive_budget.sizes: {fault}")
+                raise FieldFault(f"adaptive_budget.sizes: {fault}", "adaptive_budget", "sizes")
         for name in ("own", "fusion"):
             own = getattr(self.selection, name)
             if own and own.per_step > target.layers:
-                raise ValueError(
-                    f"selection.{name}.per_step {own.per_step}: {target.id} has {target.layers} layers; give no more"
+                raise FieldFault(
+                    f"selection.{name}.per_step {own.per_step}: {target.id} has {target.layers} layers; give no more",
+                    "selection",
+                    name,
+                    "per_step",
                 )
         return self
 
