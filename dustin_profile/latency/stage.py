@@ -13,7 +13,7 @@ from dustin_profile.latency.measure import SINK, WINDOW, capacity_for, selection
 from dustin_profile.latency.model import Range, Step, fit, predict, steps_left_out, steps_to_fit
 from dustin_profile.progress import progress, say
 from dustin_profile.provenance import device_name, versions
-from dustin_profile.rundir import first_difference
+from dustin_profile.rundir import changed, first_difference
 from dustin_profile.settings import StepsToTime
 from dustin_runtime.config import ModelIdentity
 from dustin_runtime.errors import ConflictError, MissingError
@@ -136,7 +136,7 @@ def measured(
             say(f"{path}: measured on {before['device']}, {before['dtype']}")
             return Latency(before)
         if not overwrite:
-            raise ConflictError(f"{path}: measured with {fault[0]} = {fault[1]}, now {fault[2]}: {_AGAIN}")
+            raise ConflictError(f"{path}: {changed(fault, 'measured with')}: {_AGAIN}")
     document: dict[str, Any] = (
         {"kind": "dustin-latency", "version": VERSION, "inputs": inputs} | place | {"versions": versions()}
     )

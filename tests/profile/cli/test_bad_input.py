@@ -296,7 +296,7 @@ def test_no_document_gives_a_window(tiny_pair: TinyPair, tmp_path: Path) -> None
         ("--length 320", "srh/target: made with lengths = [256], now [256, 320]: "),
         ("--dtype bfloat16", "srh/target: made with dtype = float32, now bfloat16: "),
         ("--budget 65", "search: made with budget = 64, now 65: "),
-        ("--rope linear:2", "srh/target: made with model.rope = None, now {'type': 'linear', 'factor': 2.0, "),
+        ("--rope linear:2", "srh/target: made without model.rope, now {'type': 'linear', 'factor': 2.0, "),
     ],
 )
 def test_changed_inputs_are_refused_by_the_field(

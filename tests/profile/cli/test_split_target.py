@@ -290,9 +290,9 @@ def test_results_of_other_teams_are_not_mixed(
     tiny_pair: TinyPair, alone: Path, split: Path, two_ranks: RankPool
 ) -> None:
     plain = command(tiny_pair, "trace", split, *DOCUMENTS)
-    assert profile(plain).error.startswith(f"{split / 'srh/target'}: made with tensor_parallel = 2, now None: give")
+    assert profile(plain).error.startswith(f"{split / 'srh/target'}: made with tensor_parallel = 2, now without it")
     first, second = two_ranks(profile, command(tiny_pair, "trace", alone, *DOCUMENTS, *TEAM))
-    assert first.error.startswith(f"{alone / 'srh/target'}: made with tensor_parallel = None, now 2: give")
+    assert first.error.startswith(f"{alone / 'srh/target'}: made without tensor_parallel, now 2: give")
     assert (first.code, second) == (CONFLICT, Outcome(CONFLICT, "", ""))
 
 
