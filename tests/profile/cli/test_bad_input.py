@@ -151,6 +151,18 @@ def test_settings_and_data_are_refused_before_any_work(
     assert not files(Path("run"))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--batch 1", "--batch: says nothing about --objective arr; add --objective throughput"),
+        ("--objective arr --draft-cache full", "--draft-cache: says nothing about --objective arr"),
+        ("--objective throughput --least-arr 0.9", "--least-arr 0.9: add --choose least-arr"),
+    ],
+)
+def test_what_says_nothing_is_refused_at_its_default_too(options: str, message: str) -> None:
+    refused(dustin_profile("search", "--pair", "smollm2", *options.split(), "--dry-run"), USAGE, message)
+
+
 def damage(pair: TinyPair, folder: Path, side: str, change: Callable[[Path], object]) -> TinyPair:
     """The pair with a copy of one model that `change` has been applied to."""
     copy = folder / f"bad-{side}"
