@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,14 +99,20 @@ def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool, *, of_conf
     write_json(path, inputs)
 
 
-def check_stage(folder: Path, inputs: dict[str, Any], overwrite: bool) -> bool:
+def check_stage(folder: Path, inputs: dict[str, Any], overwrite: bool, *, unknown: Collection[str] = ()) -> bool:
     """Whether a stage was made from these inputs; touches nothing.
+
+    Args:
+        unknown: names of inputs that earlier stages have yet to make, and that are not compared.
 
     Raises:
         ConflictError: it was made from others, and is not to be overwritten; as of `open_stage`.
     """
     path = folder / "inputs.json"
-    field = first_difference(read_json(path), inputs) if path.exists() else None
+    before, now = read_json(path) if path.exists() else inputs, inputs
+    if unknown:
+        before, now = ({name: one[name] for name in one if name not in unknown} for one in (before, now))
+    field = first_difference(before, now)
     if field is None:
         return path.exists()
     if not overwrite:

@@ -308,6 +308,7 @@ def test_no_document_gives_a_window(tiny_pair: TinyPair, tmp_path: Path) -> None
         ("--length 320", "srh/target: made with lengths = [256], now [256, 320]: "),
         ("--dtype bfloat16", "srh/target: made with dtype = float32, now bfloat16: "),
         ("--budget 65", "search: made with budget = 64, now 65: "),
+        ("--objective throughput", "search: made without objective, now {'objective': 'throughput', "),
         ("--rope linear:2", "srh/target: made without model.rope, now {'type': 'linear', 'factor': 2.0, "),
     ],
 )
@@ -321,6 +322,25 @@ def test_changed_inputs_are_refused_by_the_field(
     refused(search(tiny_pair, run, *options.split()), CONFLICT, f"{run}/{field}")
     assert {name: (run / name).read_bytes() for name in results} == before
     assert files(run) == files(finished)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ("--windows 5", "traces: made with windows = 4, now 5: "),
+        ("--draft-mode generate", "srh/draft: made with mode = forced, now generate: "),
+        ("--sink 5", "search: made with sink = 4, now 5: "),
+    ],
+)
+def test_conflicts_of_later_stages_show_before_any_work(
+    options: str, field: str, tiny_pair: TinyPair, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    for part in (run / "srh" / "target").glob("256-*.json"):
+        part.unlink()
+    monkeypatch.setattr("dustin_runtime.models.weights.load_decoder", None)
+    refused(search(tiny_pair, run, *options.split()), CONFLICT, f"{run}/{field}")
 
 
 @pytest.fixture(scope="module")
