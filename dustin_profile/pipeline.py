@@ -164,6 +164,7 @@ class Pipeline:
             if asked > layers:
                 raise UsageError(f"--draft-layers {asked}: the draft has {layers}; give 1 to {layers}")
             if self.settings.objective.objective == "throughput":
+                self._check_team()
                 self._check_room()
         self._refuse_conflicts(traced=True, searched=True)
         store, heads = self._traces()
@@ -279,6 +280,19 @@ class Pipeline:
 
         overwrite = self.settings.overwrite
         return earlier(self.run_dir, self.pair, self._serving(), self.dtype, self.device, overwrite, here)
+
+    def _check_team(self) -> None:
+        """Refuse what the first process would have to do with a target of which it has a part. Raises UsageError."""
+        team, cache = self.ranks.team, self.settings.objective.draft_cache
+        if team > 1 and cache != "full":
+            raise UsageError(
+                f"--draft-cache {cache}: one process alone tries it; give full with --tensor-parallel {team}"
+            )
+        if team > 1 and not self._earlier():
+            raise UsageError(
+                f"--tensor-parallel {team}: steps of a target that is split are not timed; put the latency.json that "
+                f"dustin-profile latency makes of the same options into {self.run_dir}, or give --objective arr"
+            )
 
     def _check_room(self, here: bool = False) -> None:
         """Refuse early what cannot be timed, unless it is timed already."""
