@@ -129,7 +129,7 @@ def run_search(
         searched, target_layer=found.target.layer, draft_layers=found.draft.layers, m=study.m, budget=limits
     )
     judged = Judged(found.target.layer, found.draft.layers, study.m, limits)
-    guard = fit_guard(searched, reported, judged, held_out=bool(held_out))
+    guard = fit_guard(searched, reported, judged, held_out=bool(held_out), depth=int(store.inputs["depth"]))
     results = _results(pair, store, heads, settings, depth, selection, found, study, measured, in_sample, held_out)
     provenance = pair.provenance() | {
         "data": store.inputs["data"],

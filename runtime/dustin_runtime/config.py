@@ -202,6 +202,15 @@ class Guard(_Strict):
     """What tells steps that recover little, so that they can be verified in full (`--guard`)."""
 
     budget: int = Field(ge=1, description="k that `estimate` was fitted at")
+    m: int | None = Field(
+        default=None, ge=0, description="of it, and of another k in proportion; None if that is not known"
+    )
+    depth: int | None = Field(
+        default=None,
+        ge=1,
+        description="draft tokens per step that it was fitted at; None if that is not known",
+    )
+    draft_cache: Literal["full", "sink+window"] = Field(default="full", description="of the draft that was traced")
     estimate: Estimate
     sizes: tuple[int, ...] = Field(min_length=1, description="k that `across` was fitted at, together")
     across: Estimate = Field(description="the estimate for every other k")
@@ -213,6 +222,12 @@ class Guard(_Strict):
         if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
             raise FieldFault(f"sizes {list(self.sizes)}: give budgets in ascending order", "sizes")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what older files do not say."""
+        data: dict[str, Any] = serialise(self)
+        return {name: value for name, value in data.items() if value is not None}
 
     def at(self, budget: int) -> Estimate:
         """The estimate for lists of so many tokens."""
@@ -387,14 +402,23 @@ def load_config(path: Path) -> DustinConfig:
             + ("upgrade dustin" if version > SCHEMA_VERSION else "search again")
         )
     if version == SCHEMA_VERSION:
-        return read_yaml(path, DustinConfig)
+        return _with_fit(read_yaml(path, DustinConfig))
     data = versioned.model_dump()
     while data["schema_version"] < SCHEMA_VERSION:
         data = MIGRATIONS[data["schema_version"]](data)
     try:
-        return DustinConfig.model_validate(data)
+        return _with_fit(DustinConfig.model_validate(data))
     except ValidationError as error:
         raise ConfigError(f"{path}: {one_line(error)}") from None
+
+
+def _with_fit(config: DustinConfig) -> DustinConfig:
+    """A guard from before it said what it was fitted at was fitted at what stands beside it."""
+    guard = config.guard
+    if guard is None or guard.depth is not None or guard.budget != config.selection.budget:
+        return config
+    said = guard.model_copy(update={"m": config.selection.m, "depth": config.depth})
+    return config.model_copy(update={"guard": said})
 
 
 def save_config(config: DustinConfig, path: Path) -> None:

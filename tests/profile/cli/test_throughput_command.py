@@ -56,6 +56,8 @@ def test_the_config_is_the_chosen_candidate(found: Path) -> None:
         chosen["m"],
         "full",
     )
+    assert config.guard is not None
+    assert (config.guard.m, config.guard.depth, config.guard.draft_cache) == (chosen["m"], 4, "full")  # as traced
     if chosen["m"]:
         assert [entry.layer for entry in config.selection.lookahead] == chosen["draft_layers"]
     assert results["selection"] == config.selection.model_dump(mode="json")

@@ -248,6 +248,7 @@ def test_guards_and_several_budgets_are_measured_beside_the_plain_method(
         assert cell["kl_p99"] >= cell["kl_median"] and cell["tokens_kl_p99"] >= cell["kl_p99"] * (1 - 1e-5)
     text = (tmp_path / "fidelity" / "results.md").read_text()
     assert "| dustin-guard1-k32, 100.0% of steps in full |" in text
+    assert "warning: guard.sizes: the estimate of ARR was fitted at k = 64 to 128 and is used at k = 32" in found.err
     cannot = fidelity(tiny_pair, with_guard, tmp_path, *methods("snapkv"), "--guard", 0.5)
     assert cannot.code == USAGE and "--guard: method snapkv cannot" in cannot.err
 
