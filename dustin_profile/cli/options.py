@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import Field, fields
 from functools import wraps
@@ -94,16 +95,29 @@ def _value(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def begin(config: Path, models: ModelSettings, quiet: bool) -> DustinConfig:
-    """What commands on an emitted config do first: honour --quiet and --offline, and read the config."""
+def begin(config: Path, models: ModelSettings, quiet: bool, *, adapts: bool = False) -> DustinConfig:
+    """What commands on an emitted config do first: honour --quiet and --offline, and read the config.
+
+    Args:
+        adapts: whether the command is asked for several budgets; without, it warns if the config has some.
+    """
     from dustin_profile import progress
     from dustin_runtime.cli.support import go_offline
     from dustin_runtime.config import load_config
+    from dustin_runtime.errors import ConfigWarning
 
     progress.quiet = quiet
     if models.offline:
         go_offline()
-    return load_config(config)
+    served = load_config(config)
+    if served.adaptive_budget and not adapts:
+        warnings.warn(
+            f"adaptive_budget: not used here, k = {served.selection.budget} unless budgets are given; "
+            "eval fidelity --target-arr measures it",
+            ConfigWarning,
+            stacklevel=2,
+        )
+    return served
 
 
 RunDir = Annotated[

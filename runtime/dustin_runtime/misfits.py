@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dustin_runtime.config import DustinConfig, Guard, Selection, changed
 from dustin_runtime.errors import ConfigWarning
-from dustin_runtime.policies import Policy
+from dustin_runtime.policies import Policy, able
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
 
 
@@ -22,7 +22,8 @@ class Misfit(NamedTuple):
 
 
 def warn_of_config(policy: Policy, config: DustinConfig, selection: Selection, *, depth: int, windowed: bool) -> None:
-    """Warn with `ConfigWarning` of a guard that was fitted at another depth, m, draft cache or budget.
+    """Warn with `ConfigWarning` of a guard that was fitted at another depth, m, draft cache or budget, and of an
+    adaptive budget where the method reads one.
 
     Args:
         policy: of `policies.guarded`.
@@ -39,6 +40,11 @@ def warn_of_config(policy: Policy, config: DustinConfig, selection: Selection, *
                 f"guard.{one.field}: the estimate of ARR was fitted at {one.fitted} and is used at {one.here}, where it"
                 f" may be off: {one.remedy}"
             )
+    if config.adaptive_budget and policy.selection and not (rule and rule.sizes):
+        _warn(
+            f"adaptive_budget: {policy.name} reads {policy.selection.budget} tokens at every step here; a --method that"
+            f" chooses among {', '.join(map(str, config.adaptive_budget.sizes))} is one of {able(adapts=True)}"
+        )
 
 
 def _misfits(

@@ -277,7 +277,7 @@ def test_what_the_options_do_not_go_with_is_said_before_anything_is_loaded(tiny_
     given = ["--config", config, "--synthetic-context", *methods("vanilla", "dustin", "streaming"), "--context", 5000]
     found = bench(tiny_pair, *given, "--depth", 3, "--draft-cache", "sink+window")
     said = [line.split(": ")[1] for line in found.err.splitlines() if line.startswith("warning: ")]
-    assert (found.code, said) == (CAPACITY, ["guard.depth", "guard.draft_cache"])
+    assert (found.code, said) == (CAPACITY, ["guard.depth", "guard.draft_cache", "adaptive_budget"])
     assert "warning: " not in bench(tiny_pair, *given, "--budget", 44).err
 
 

@@ -320,6 +320,20 @@ def test_an_older_guard_was_fitted_at_what_stands_beside_it(tmp_path: Path) -> N
     assert kept is not None and (kept.m, kept.depth) == (2, 5)
 
 
+def test_a_method_that_reads_one_budget_says_so_of_a_config_with_several() -> None:
+    served = config(guard=FITTED, adaptive_budget=AdaptiveBudget(target_arr=0.9, sizes=(14, 28)))
+    for method in ("dustin-layers", "streaming"):
+        (said,) = warned(make_policy(method, SELECTION), served, SELECTION)
+        assert said == (
+            f"adaptive_budget: {method} reads 14 tokens at every step here; a --method that chooses among 14, 28 is one"
+            " of dustin, dustin-t, dustin-d"
+        )
+    adapts = guarded(make_policy("dustin", SELECTION), served)
+    assert warned(adapts, served, SELECTION) == warned(make_policy("vanilla", None), served, SELECTION) == []
+    fixed = served.model_copy(update={"adaptive_budget": None})
+    assert warned(make_policy("streaming", SELECTION), fixed, SELECTION) == []
+
+
 def test_what_no_guard_can_do_is_refused() -> None:
     dustin, vanilla = make_policy("dustin", SELECTION), make_policy("vanilla", None)
     with pytest.raises(ConfigError, match="--guard needs guard, which the config lacks: emit it anew"):
