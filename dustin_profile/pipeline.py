@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from dustin_profile.choices import Mode
 from dustin_profile.progress import say
+from dustin_profile.rundir import check_stage
 from dustin_profile.settings import PairChoice, Settings, default_rows, steps_to_time
-from dustin_profile.srh.stage import HeadPrompts, find_heads, read_heads, summarise
+from dustin_profile.srh.stage import HeadPrompts, find_heads, head_inputs, read_heads, summarise
 from dustin_profile.traces.collect import Heads
-from dustin_profile.traces.stage import calibration, collect_traces, evaluation_heads
+from dustin_profile.traces.stage import calibration, collect_traces, evaluation_heads, trace_inputs
 from dustin_profile.traces.store import TraceStore
 from dustin_runtime.errors import MissingError, UsageError
 from dustin_runtime.files import read_json, write_json
@@ -72,19 +73,21 @@ class Pipeline:
     def prompts(self) -> Calibration:
         return calibration(self.pair, self.settings.data, self.settings.models.offline)
 
+    @cached_property
+    def head_prompts(self) -> HeadPrompts:
+        return HeadPrompts(self.pair, self.settings.heads)
+
     def heads(self) -> tuple[Path, Path]:
         """Find the heads of target and draft; returns their files."""
-        settings = self.settings.heads
-        with self.ranks.alike(loading=True):
-            prompts = HeadPrompts(self.pair, settings)
-        # Each rank has the whole draft, unless that is a part of the target.
-        of_draft = self.ranks.in_teams(1) if self.pair.draft_source else self.ranks
-        sides: tuple[tuple[str, Mode, Callable[[], Decoder], Ranks], ...] = (
-            ("target", settings.mode, lambda: self.target, self.ranks),
-            ("draft", settings.draft_mode, lambda: self.draft, of_draft),
-        )
+        self._refuse_conflicts()
+        return self._heads()
+
+    def _heads(self) -> tuple[Path, Path]:
+        settings, prompts = self.settings.heads, self.head_prompts
+        models: dict[str, Callable[[], Decoder]] = {"target": lambda: self.target, "draft": lambda: self.draft}
         found = []
-        for side, mode, model, ranks in sides:
+        for side, mode, ranks in self._sides():
+            model = models[side]
             with self._timed(f"heads_{side}", self.ranks):
                 path = find_heads(
                     self.run_dir / "srh",
@@ -97,19 +100,28 @@ class Pipeline:
                     prompts,
                     self.settings.overwrite,
                     ranks,
-                    self.rows if mode == "generate" else 1,
+                    self._head_rows(mode),
                 )
             self.ranks.once(partial(_show, path))
             found.append(path)
         return found[0], found[1]
 
+    def _sides(self) -> tuple[tuple[str, Mode, Ranks], ...]:
+        """Each rank has the whole draft, unless that is a part of the target."""
+        settings, of_draft = self.settings.heads, self.ranks.in_teams(1) if self.pair.draft_source else self.ranks
+        return ("target", settings.mode, self.ranks), ("draft", settings.draft_mode, of_draft)
+
+    def _head_rows(self, mode: Mode) -> int:
+        return self.rows if mode == "generate" else 1
+
     def traces(self) -> tuple[TraceStore, dict[str, Heads]]:
         """Find heads where needed, then collect traces."""
-        data = self.settings.data
-        # Read before any work: what is wrong with the documents shows at once.
-        with self.ranks.alike(loading=True):
-            prompts = self.prompts
-        target_heads, draft_heads = (read_heads(path) for path in self.heads())
+        self._refuse_conflicts(traced=True)
+        return self._traces()
+
+    def _traces(self) -> tuple[TraceStore, dict[str, Heads]]:
+        data, prompts = self.settings.data, self.prompts
+        target_heads, draft_heads = (read_heads(path) for path in self._heads())
         heads: dict[str, Heads] = {
             "history": target_heads,
             "evaluation": evaluation_heads(self.pair, data, target_heads),
@@ -152,8 +164,10 @@ class Pipeline:
             if asked > layers:
                 raise UsageError(f"--draft-layers {asked}: the draft has {layers}; give 1 to {layers}")
             if self.settings.objective.objective == "throughput":
+                self._check_team()
                 self._check_room()
-        store, heads = self.traces()
+        self._refuse_conflicts(traced=True, searched=True)
+        store, heads = self._traces()
         if self.ranks.rank:
             return None
         timed = None
@@ -174,6 +188,46 @@ class Pipeline:
                 timed=timed,
             )
 
+    def _refuse_conflicts(self, traced: bool = False, searched: bool = False) -> None:
+        """Refuse before any work what stages would refuse when they are reached: that they were made from other inputs.
+
+        What rests on the results of an earlier stage cannot be compared yet.
+
+        Raises:
+            ConflictError: as the stage says it.
+        """
+        with self.ranks.alike(loading=True):  # what is wrong with documents and prompts shows at once, too
+            if traced:
+                _ = self.prompts
+            _ = self.head_prompts
+            self.pair.provenance()  # hashed by all at the same time
+        self.ranks.once(partial(self._check_stages, traced, searched))
+
+    def _check_stages(self, traced: bool, searched: bool) -> None:
+        from dustin_profile.search.stage import search_inputs, timed_inputs
+        from dustin_profile.traces.windowed import windowed_inputs
+
+        pair, settings, run_dir, overwrite = self.pair, self.settings, self.run_dir, self.settings.overwrite
+        for side, mode, ranks in self._sides():
+            rows = self._head_rows(mode)
+            scored = head_inputs(pair, self.dtype, side, mode, settings.heads, self.head_prompts, rows, ranks.team)
+            check_stage(run_dir / "srh" / side, scored, overwrite)
+        if traced:
+            dtype, team = str(self.dtype).removeprefix("torch."), self.ranks.team
+            made = trace_inputs(pair, settings.data, self.choice.depth, self.prompts, dtype, {}, self.rows, team)
+            check_stage(run_dir / "traces", made, overwrite, unknown=("heads",))
+        if not searched:
+            return
+        steps = None
+        if settings.objective.objective == "throughput":
+            serving, measured = self._serving(), self._earlier()
+            if settings.objective.draft_cache != "full":
+                windowed = windowed_inputs("", serving.steps.budgets)
+                check_stage(run_dir / "windowed", windowed, overwrite, unknown=("traces",))
+            steps = timed_inputs(serving.steps, measured.sha256 if measured else "to be measured")
+        inputs = search_inputs(settings, self.choice.budget, "", steps)
+        check_stage(run_dir / "search", inputs, overwrite, unknown=("traces",))
+
     def latency(self, here: bool = False) -> Latency:
         """Time the steps that a search for throughput may choose among, where that is not done yet.
 
@@ -182,7 +236,7 @@ class Pipeline:
         """
         from dustin_profile.latency.stage import measured
 
-        self._check_room()
+        self._check_room(here)
         with self._timed("latency", ALONE):
             return measured(
                 self.run_dir,
@@ -220,11 +274,31 @@ class Pipeline:
         steps = steps_to_time(self.settings, self.choice)
         return Serving(self.settings.steps.batch, self.settings.data.context, steps, layers)
 
-    def _check_room(self) -> None:
-        """Refuse early what cannot be timed, unless it is timed already."""
-        from dustin_profile.latency.stage import LATENCY, check_room
+    def _earlier(self, here: bool = False) -> Latency | None:
+        """Steps as they were timed before. Raises ConflictError: others were."""
+        from dustin_profile.latency.stage import earlier
 
-        if not (self.run_dir / LATENCY).exists():
+        overwrite = self.settings.overwrite
+        return earlier(self.run_dir, self.pair, self._serving(), self.dtype, self.device, overwrite, here)
+
+    def _check_team(self) -> None:
+        """Refuse what the first process would have to do with a target of which it has a part. Raises UsageError."""
+        team, cache = self.ranks.team, self.settings.objective.draft_cache
+        if team > 1 and cache != "full":
+            raise UsageError(
+                f"--draft-cache {cache}: one process alone tries it; give full with --tensor-parallel {team}"
+            )
+        if team > 1 and not self._earlier():
+            raise UsageError(
+                f"--tensor-parallel {team}: steps of a target that is split are not timed; put the latency.json that "
+                f"dustin-profile latency makes of the same options into {self.run_dir}, or give --objective arr"
+            )
+
+    def _check_room(self, here: bool = False) -> None:
+        """Refuse early what cannot be timed, unless it is timed already."""
+        from dustin_profile.latency.stage import check_room
+
+        if not self._earlier(here):
             check_room(self.pair, self._serving(), self.dtype, self.device)
 
     @contextmanager

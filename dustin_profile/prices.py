@@ -100,7 +100,7 @@ def _timed(
     held = sum(
         weights_bytes(shape, element_bytes) + rows * shape.kv_bytes(context, element_bytes) for shape in (target, draft)
     )
-    timed = StagePrice("latency", seconds, held, 0, devices_needed(held, device))
+    timed = StagePrice("latency", seconds, held, 0, devices_needed(held, device), held)
     return [timed, search._replace(seconds=search.seconds * len(steps.budgets))]
 
 
@@ -134,14 +134,19 @@ def pair_shapes(settings: Settings, choice: PairChoice) -> tuple[ModelShape, Mod
 
 
 def _devices(settings: Settings) -> list[tuple[Device, int]]:
-    """This processor, as measured now, in float32, a team's processes sharing it; and every GPU of the table in
-    bfloat16."""
+    """This processor, as measured now, in float32, of which each process of a team has its share; and every GPU of the
+    table in bfloat16."""
     wide = 2 if settings.models.dtype in ("bfloat16", "float16") else 4
     gpus = [
         (device, 4 if settings.models.dtype == "float32" else 2) for name, device in DEVICES.items() if name != "cpu"
     ]
     cpu, team = measure_cpu(), settings.heads.tensor_parallel
-    here = [(cpu._replace(flops_per_s=cpu.flops_per_s / team, bytes_per_s=cpu.bytes_per_s / team), wide)]
+    share = cpu._replace(
+        flops_per_s=cpu.flops_per_s / team,
+        bytes_per_s=cpu.bytes_per_s / team,
+        memory_bytes=cpu.memory_bytes // team,
+    )
+    here = [(share, wide)]
     return here if settings.models.device == "cpu" else here + gpus
 
 

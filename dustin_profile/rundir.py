@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,21 +99,25 @@ def open_stage(folder: Path, inputs: dict[str, Any], overwrite: bool, *, of_conf
     write_json(path, inputs)
 
 
-def check_stage(folder: Path, inputs: dict[str, Any], overwrite: bool) -> bool:
+def check_stage(folder: Path, inputs: dict[str, Any], overwrite: bool, *, unknown: Collection[str] = ()) -> bool:
     """Whether a stage was made from these inputs; touches nothing.
+
+    Args:
+        unknown: names of inputs that earlier stages have yet to make, and that are not compared.
 
     Raises:
         ConflictError: it was made from others, and is not to be overwritten; as of `open_stage`.
     """
     path = folder / "inputs.json"
-    field = first_difference(read_json(path), inputs) if path.exists() else None
+    before, now = read_json(path) if path.exists() else inputs, inputs
+    if unknown:
+        before, now = ({name: one[name] for name in one if name not in unknown} for one in (before, now))
+    field = first_difference(before, now)
     if field is None:
         return path.exists()
     if not overwrite:
-        name, old, new = field
         raise ConflictError(
-            f"{folder}: made with {name} = {_short(old)}, now {_short(new)}:"
-            " give another --run-dir, or --overwrite to discard it"
+            f"{folder}: {changed(field, 'made with')}: give another --run-dir, or --overwrite to discard it"
         )
     return False
 
@@ -128,10 +132,8 @@ def keep_inputs(folder: Path, inputs: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, inputs)
     elif field := first_difference(read_json(path), inputs):
-        name, old, new = field
         raise ConflictError(
-            f"{folder}: holds results of {name} = {_short(old)}, now {_short(new)}; they would be mixed:"
-            " give another --run-dir"
+            f"{folder}: holds results {changed(field, 'of')}; they would be mixed: give another --run-dir"
         )
 
 
@@ -156,7 +158,7 @@ def read_part(file: Path, again: str, whole: Callable[[dict[str, Any]], bool]) -
 
 
 def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """The first leaf in which two JSON values differ: its dotted name and both values."""
+    """The first leaf in which two JSON values differ: its dotted name and both values, None for one that is missing."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in [*now, *(key for key in before if key not in now)]:
             inner = first_difference(before.get(key), now.get(key), f"{name}.{key}" if name else str(key))
@@ -164,6 +166,18 @@ def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, A
                 return inner
         return None
     return None if before == now else (name, before, now)
+
+
+def changed(field: tuple[str, Any, Any], having: str) -> str:
+    """What `first_difference` found, for errors: `made with budget = 64, now 65`.
+
+    Args:
+        having: `made with`, `of` or the like; of a value that is missing, `without` takes the place of its last word.
+    """
+    name, old, new = field
+    if old is None:
+        return " ".join([*having.split()[:-1], f"without {name}, now {_short(new)}"])
+    return f"{having} {name} = {_short(old)}, now {'without it' if new is None else _short(new)}"
 
 
 def _short(value: Any) -> str:

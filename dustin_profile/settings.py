@@ -5,6 +5,7 @@ The command line is made from these classes (`cli.options`), so this module impo
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -215,8 +216,11 @@ def pair_name(target: str, draft: str) -> str:
     return f"{Path(target).name}--{Path(draft).name}".replace(":", "_").replace("@", "_")
 
 
-def check_settings(settings: Settings, choice: PairChoice) -> None:
+def check_settings(settings: Settings, choice: PairChoice, given: Collection[str] = ()) -> None:
     """Refuse what can be refused before a model is looked at.
+
+    Args:
+        given: names of fields that the user has set, be it to their default.
 
     Raises:
         UsageError: naming the option.
@@ -262,16 +266,16 @@ def check_settings(settings: Settings, choice: PairChoice) -> None:
         raise UsageError(f"--held-out {search.held_out}: give a share between 0 and 1")
     if fault := budget_fault(choice.budget, 0, search.sink, search.window):
         raise UsageError(f"--{fault}")
-    _check_objective(settings, choice)
+    _check_objective(settings, choice, given)
 
 
-def _check_objective(settings: Settings, choice: PairChoice) -> None:
+def _check_objective(settings: Settings, choice: PairChoice, given: Collection[str]) -> None:
     """The part of `check_settings` about the objective. Raises UsageError."""
     objective, steps = settings.objective, settings.steps
     if objective.objective == "arr":
         for group in (objective, steps):
             for own in fields(group):
-                if getattr(group, own.name) != own.default:
+                if own.name != "objective" and (own.name in given or getattr(group, own.name) != own.default):
                     flag = own.metadata["flag"] or own.name.replace("_", "-")
                     raise UsageError(f"--{flag}: says nothing about --objective arr; add --objective throughput")
         return
@@ -279,7 +283,9 @@ def _check_objective(settings: Settings, choice: PairChoice) -> None:
         raise UsageError(f"--sampler {settings.search.sampler}: --objective throughput enumerates; leave it out")
     if not 0 < objective.least_arr <= 1:
         raise UsageError(f"--least-arr {objective.least_arr}: give an ARR above 0 and at most 1")
-    if objective.choose != "least-arr" and objective.least_arr != ObjectiveSettings().least_arr:
+    if objective.choose != "least-arr" and (
+        "least_arr" in given or objective.least_arr != ObjectiveSettings().least_arr
+    ):
         raise UsageError(f"--least-arr {objective.least_arr}: add --choose least-arr")
     steps_to_time(settings, choice)
 

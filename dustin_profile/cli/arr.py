@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from dustin_profile.evaluation.arr.stage import Again
     from dustin_runtime.config import DustinConfig
 
+_OF_THE_PASS = ("distance", "data", "pair", "target", "draft", "rope", "device", "dtype")
+"""Options that say something about the pass alone: without it no model is opened."""
+
 
 @with_settings(models=ModelSettings)
 def arr(
     config: Config,
     models: ModelSettings,
+    given: frozenset[str],
     traces: Annotated[
         list[Path] | None,
         typer.Option(help="Folder of traces; repeat to compare data sets. Default: those of the run."),
@@ -59,8 +63,8 @@ def arr(
     from dustin_runtime.errors import UsageError
 
     served = begin(config, models, quiet)
-    if not forced_pass and (given := _of_the_pass(models, distance, data)):
-        raise UsageError(f"--{given[0]}: is of --forced-pass alone; add it")
+    if not forced_pass and (useless := [name for name in _OF_THE_PASS if name in given]):
+        raise UsageError(f"--{useless[0]}: is of --forced-pass alone; add it")
     if not traces and not config.is_dir():
         raise UsageError(f"--traces: {config} is a file; give its run directory, or the folder of the traces")
     searched = searched_documents(config) if split == "held-out" else None
@@ -78,15 +82,6 @@ def arr(
         names = " with ".join(result["pair"][side]["id"] for side in ("target", "draft"))
         plain_table(f"{names}, {len(result['documents'])} documents", BUDGET_HEADER, headline(result))
         print("  ".join(str(folder / "arr" / f"results.{kind}") for kind in ("json", "md")))
-
-
-def _of_the_pass(models: ModelSettings, distance: list[int] | None, data: str | None) -> list[str]:
-    """Options that were given and say something about the pass alone: without it no model is opened."""
-    usual = ModelSettings()
-    named = ("pair", "target", "draft", "rope", "device", "dtype")
-    found = {"distance": bool(distance), "data": bool(data)}
-    found |= {name: getattr(models, name) != getattr(usual, name) for name in named}
-    return [name for name, given in found.items() if given]
 
 
 def _again(

@@ -58,7 +58,7 @@ def fidelity(
     from dustin_runtime.policies import Asked
     from dustin_runtime.scaled import dtype_name, pick_kv_dtype
 
-    served = begin(config, models, quiet)
+    served = begin(config, models, quiet, adapts=bool(target_arr))
     check_tokens(context, tokens)
     cached = pick_kv_dtype(kv_dtype, pick_device(models.device))
     rules = [

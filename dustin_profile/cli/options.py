@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import Field, fields
 from functools import wraps
@@ -33,20 +34,28 @@ PANELS = {
     StepSettings: "Steps",
 }
 
+_CONTEXT = "command_context"
+
 
 def with_settings(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of settings classes.
+    """Give a command the options of settings classes, and `given` if it has an argument of that name: those of its
+    arguments and of the classes' fields that the command line says, were it their default.
 
     Args:
         groups: argument of the command -> the class whose instance it is to receive.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in groups]
+        asked = inspect.signature(command, eval_str=True).parameters
+        own = [p for name, p in asked.items() if name not in groups and name != "given"]
+        if "given" in asked:
+            own.append(inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
         made = [_parameter(field, hint, PANELS[cls]) for cls in groups.values() for field, hint in _fields(cls)]
 
         @wraps(command)
         def call(**values: Any) -> None:
+            if "given" in asked:
+                values["given"] = _given(values.pop(_CONTEXT))
             for name, cls in groups.items():
                 values[name] = cls(**{field.name: _value(values.pop(field.name)) for field in fields(cls)})
             command(**values)
@@ -76,20 +85,39 @@ def _parameter(field: Field[Any], hint: Any, panel: str) -> inspect.Parameter:
     )
 
 
+def _given(context: typer.Context) -> frozenset[str]:
+    """Names of parameters that the command line says."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
+
+
 def _value(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def begin(config: Path, models: ModelSettings, quiet: bool) -> DustinConfig:
-    """What commands on an emitted config do first: honour --quiet and --offline, and read the config."""
+def begin(config: Path, models: ModelSettings, quiet: bool, *, adapts: bool = False) -> DustinConfig:
+    """What commands on an emitted config do first: honour --quiet and --offline, and read the config.
+
+    Args:
+        adapts: whether the command is asked for several budgets; without, it warns if the config has some.
+    """
     from dustin_profile import progress
     from dustin_runtime.cli.support import go_offline
     from dustin_runtime.config import load_config
+    from dustin_runtime.errors import ConfigWarning
 
     progress.quiet = quiet
     if models.offline:
         go_offline()
-    return load_config(config)
+    served = load_config(config)
+    if served.adaptive_budget and not adapts:
+        warnings.warn(
+            f"adaptive_budget: not used here, k = {served.selection.budget} unless budgets are given; "
+            "eval fidelity --target-arr measures it",
+            ConfigWarning,
+            stacklevel=2,
+        )
+    return served
 
 
 RunDir = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,7 @@ def search(
     search: SearchSettings,
     objective: ObjectiveSettings,
     steps: StepSettings,
+    given: frozenset[str],
     depth: Depth = None,
     run_dir: RunDir = None,
     overwrite: Overwrite = False,
@@ -122,7 +123,7 @@ def search(
     """Search layers and budget split, and emit the config: runs the stages before it as needed."""
     groups = {"models": models, "heads": heads, "data": data}
     groups |= {"search": search, "objective": objective, "steps": steps}
-    run = Run(depth, search.budget, run_dir, overwrite, quiet, **groups)
+    run = Run(depth, search.budget, run_dir, overwrite, quiet, given, **groups)
     if dry_run:
         timed = ("latency",) if objective.objective == "throughput" else ()
         run.price(as_json, ("srh", "trace", *timed, "search"))
@@ -144,14 +145,22 @@ class Run:
     """What a command was asked for. Under torchrun every rank has it, and ranks refuse it together.
 
     Args:
+        given: as of `check_settings`.
         groups: the settings, by their name in `Settings`.
     """
 
     def __init__(
-        self, depth: int | None, budget: int | None, run_dir: Path | None, overwrite: bool, quiet: bool, **groups: Any
+        self,
+        depth: int | None,
+        budget: int | None,
+        run_dir: Path | None,
+        overwrite: bool,
+        quiet: bool,
+        given: Collection[str] = (),
+        **groups: Any,
     ) -> None:
         self.depth, self.budget, self.run_dir, self.overwrite = depth, budget, run_dir, overwrite
-        self.quiet = quiet
+        self.quiet, self.given = quiet, given
         self.groups = groups
 
     def checked(self) -> tuple[Settings, PairChoice]:
@@ -160,7 +169,7 @@ class Run:
         name = choice.name.replace(":", "_").replace("/", "_")
         run_dir = self.run_dir or Path("runs") / name
         settings = Settings(run_dir, depth=self.depth, overwrite=self.overwrite, **self.groups)
-        check_settings(settings, choice)
+        check_settings(settings, choice, self.given)
         return settings, choice
 
     @contextmanager

@@ -115,7 +115,7 @@ def price_table(prices: dict[str, Any]) -> None:
     if team > 1:
         title += f", the target split over {team} devices"
     table = Table(title=title, box=None, header_style="bold", title_justify="left")
-    for name in ("device", "stage", "time", "memory", "devices", "disk"):
+    for name in ("device", "stage", "time", "memory of each" if team > 1 else "memory", "devices", "disk"):
         table.add_column(name, justify="left" if name in ("device", "stage") else "right")
     previous = None
     for row in prices["stages"]:
@@ -123,7 +123,7 @@ def price_table(prices: dict[str, Any]) -> None:
             "" if row["device"] == previous else f"{row['device']} ({8 * row['element_bytes']} bit)",
             row["stage"],
             duration(row["seconds"]),
-            size(row["gpu_bytes"]),
+            size(row["device_bytes"]),
             _devices(row, team),
             size(row["disk_bytes"]),
         )
@@ -132,10 +132,10 @@ def price_table(prices: dict[str, Any]) -> None:
 
 
 def _devices(row: dict[str, Any], team: int) -> str:
-    """How many devices a stage needs: those of a team, or more where its parts do not fit."""
+    """How many devices a stage needs: those of a team, or as many as a target needs that nobody splits."""
     if not row["gpu_bytes"]:
         return ""
-    if row["device"] == "this cpu" and row["devices"] > team:
+    if row["devices"] > team and (team > 1 or row["device"] == "this cpu"):
         return "does not fit"
     return str(row["devices"])
 

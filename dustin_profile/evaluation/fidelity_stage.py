@@ -22,6 +22,7 @@ from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, changed
 from dustin_runtime.errors import UsageError
 from dustin_runtime.files import write_json, write_text
+from dustin_runtime.misfits import warn_of_config
 from dustin_runtime.policies import POLICIES, Asked, Policy, guarded, judged, make_policy
 
 VERSION = 2
@@ -86,7 +87,8 @@ def _ruled(plain: Sequence[Cell], config: DustinConfig, asked: Asked) -> list[Ce
     for cell in plain:
         if judged(cell.policy) and (cell.policy.adapts or asked.target_arr is None):
             policy = guarded(cell.policy, config, **asked._asdict())
-            assert policy.selection is not None
+            assert policy.selection is not None and cell.policy.selection is not None
+            warn_of_config(policy, config, cell.policy.selection, depth=config.depth, windowed=False)
             one = Cell(policy, policy.selection.budget)
             found.setdefault(one.name, one)
     return list(found.values())

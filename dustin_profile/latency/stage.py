@@ -13,7 +13,7 @@ from dustin_profile.latency.measure import SINK, WINDOW, capacity_for, selection
 from dustin_profile.latency.model import Range, Step, fit, predict, steps_left_out, steps_to_fit
 from dustin_profile.progress import progress, say
 from dustin_profile.provenance import device_name, versions
-from dustin_profile.rundir import first_difference
+from dustin_profile.rundir import changed, first_difference
 from dustin_profile.settings import StepsToTime
 from dustin_runtime.config import ModelIdentity
 from dustin_runtime.errors import ConflictError, MissingError
@@ -106,15 +106,60 @@ def measured(
 
     Args:
         models: gives target and draft; called if there is something to measure.
+        here: as of `earlier`.
+
+    Raises:
+        ConflictError, MissingError: as `earlier`.
+        CapacityError: memory does not suffice.
+    """
+    path = run_dir / LATENCY
+    if found := earlier(run_dir, pair, serving, dtype, device, overwrite, here):
+        say(f"{path}: measured on {found.document['device']}, {found.document['dtype']}")
+        return found
+    document: dict[str, Any] = {
+        "kind": "dustin-latency",
+        "version": VERSION,
+        "inputs": _inputs(pair, serving),
+        **_place(dtype, device),
+        "versions": versions(),
+    }
+    document |= _measure(*models(), pair.shared_vocab, serving)
+    write_json(path, document)
+    if (error := float(document["max_relative_error"])) > _TRUSTED:
+        say(f"{path}: {error:.0%} off on a step that was not fitted; was the device busy? --overwrite measures again")
+    return Latency(_read(path))
+
+
+def earlier(
+    run_dir: Path, pair: Pair, serving: Serving, dtype: torch.dtype, device: str, overwrite: bool, here: bool = False
+) -> Latency | None:
+    """What was measured of these models and settings before; None if it is to be measured.
+
+    Args:
+        overwrite: measure again what is of others.
         here: whether it has to be of this device. Otherwise the file may have been brought from the one that serves.
 
     Raises:
         ConflictError: the file is of other models or settings; with `here` also of another device.
         MissingError: it is damaged.
-        CapacityError: memory does not suffice.
     """
     path = run_dir / LATENCY
-    inputs: dict[str, Any] = {
+    if not path.exists():
+        return None
+    before = _read(path)
+    fault = first_difference(before["inputs"], _inputs(pair, serving))
+    if fault is None and here:
+        place = _place(dtype, device)
+        fault = first_difference({name: before[name] for name in place}, place)
+    if fault is None:
+        return Latency(before)
+    if not overwrite:
+        raise ConflictError(f"{path}: {changed(fault, 'measured with')}: {_AGAIN}")
+    return None
+
+
+def _inputs(pair: Pair, serving: Serving) -> dict[str, Any]:
+    return {
         "version": VERSION,
         "models": {
             side: ModelIdentity.of("", shape).model_dump(exclude={"id"})
@@ -126,25 +171,10 @@ def measured(
         "depths": list(serving.steps.depths),
         "draft_layers": serving.layers,
     }
-    place = {"device": device_name(device), "dtype": str(dtype).removeprefix("torch.")}
-    if path.exists():
-        before = _read(path)
-        fault = first_difference(before["inputs"], inputs)
-        if fault is None and here:
-            fault = first_difference({name: before[name] for name in place}, place)
-        if fault is None:
-            say(f"{path}: measured on {before['device']}, {before['dtype']}")
-            return Latency(before)
-        if not overwrite:
-            raise ConflictError(f"{path}: measured with {fault[0]} = {fault[1]}, now {fault[2]}: {_AGAIN}")
-    document: dict[str, Any] = (
-        {"kind": "dustin-latency", "version": VERSION, "inputs": inputs} | place | {"versions": versions()}
-    )
-    document |= _measure(*models(), pair.shared_vocab, serving)
-    write_json(path, document)
-    if (error := float(document["max_relative_error"])) > _TRUSTED:
-        say(f"{path}: {error:.0%} off on a step that was not fitted; was the device busy? --overwrite measures again")
-    return Latency(_read(path))
+
+
+def _place(dtype: torch.dtype, device: str) -> dict[str, str]:
+    return {"device": device_name(device), "dtype": str(dtype).removeprefix("torch.")}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def _require_one_run(folder: Path, found: Sequence[tuple[Path, Source[Any]]]) ->
         if isinstance(source.data, SearchResults):
             ours["pair"], others["pair"] = _ids(config.pair), _ids(source.data.pair)
         if field := first_difference(ours, others):
-            name, here, there = field
+            name, here, there = (part if part is not None else "none" for part in field)
             raise ConflictError(
                 f"{path}: made with {name} = {there}, {folder / _CONFIG} has {here}: results of two configs would be"
                 " mixed; make it again, or move it out and give it as a RUN of its own"

@@ -41,12 +41,13 @@ class Judged:
         return size, min(self.m * size // self.budget.k, room)
 
 
-def fit_guard(searched: Documents, reported: Documents, chosen: Judged, held_out: bool) -> Guard | None:
+def fit_guard(searched: Documents, reported: Documents, chosen: Judged, held_out: bool, depth: int) -> Guard | None:
     """Fit at the budget, and at all sizes of an adaptive one together; None if no prefix is longer than the budget.
 
     Args:
         searched: documents to fit on, each of which counts as one; reported: to measure errors on.
         held_out: whether these are others.
+        depth: of the traces, whose draft reads its whole cache.
     """
     k, protected = chosen.budget.k, chosen.budget.sink + chosen.budget.window
     sizes = sorted({k, *(size for size in ADAPTIVE_SIZES if size > protected)})
@@ -56,6 +57,9 @@ def fit_guard(searched: Documents, reported: Documents, chosen: Judged, held_out
     sizes = [size for size in sizes if _documents(fitted[size]) and _documents(checked[size])]
     return Guard(
         budget=k,
+        m=chosen.m,
+        depth=depth,
+        draft_cache="full",
         estimate=_fit(fitted[k], checked[k]),
         sizes=tuple(sizes),
         across=_fit(_together(fitted, sizes), _together(checked, sizes)),

@@ -84,11 +84,8 @@ def run_search(
     searched = resident(store.subset(set(ids) - held_out), place)
     reported = resident(store.subset(held_out or ids), place)
     folder = run_dir / "search"
-    inputs = {"version": SEARCH_VERSION, "traces": digest(store.inputs)} | asdict(chosen) | {"budget": budget}
-    if not chosen.fit_split:
-        del inputs["fit_split"]  # a search from before there was a choice is the same
-    if timed:
-        inputs |= {"objective": asdict(settings.objective), "steps": timed.inputs()}
+    steps = timed_inputs(timed.steps, timed.latency.sha256) if timed else None
+    inputs = search_inputs(settings, budget, digest(store.inputs), steps)
     check_stage(folder, inputs, settings.overwrite)
     # Before anything is discarded: the rule may let none through.
     best = _fastest(searched, reported, settings, timed) if timed else None
@@ -132,7 +129,7 @@ def run_search(
         searched, target_layer=found.target.layer, draft_layers=found.draft.layers, m=study.m, budget=limits
     )
     judged = Judged(found.target.layer, found.draft.layers, study.m, limits)
-    guard = fit_guard(searched, reported, judged, held_out=bool(held_out))
+    guard = fit_guard(searched, reported, judged, held_out=bool(held_out), depth=int(store.inputs["depth"]))
     results = _results(pair, store, heads, settings, depth, selection, found, study, measured, in_sample, held_out)
     provenance = pair.provenance() | {
         "data": store.inputs["data"],
@@ -181,13 +178,23 @@ class Timed:
     windowed: Windowed | None
     """What a draft with a window proposes, where that may be chosen."""
 
-    def inputs(self) -> dict[str, Any]:
-        """What of it decides the result."""
-        return {
-            "budgets": list(self.steps.budgets),
-            "depths": list(self.steps.depths),
-            "latency_sha256": self.latency.sha256,
-        }
+
+def search_inputs(settings: Settings, budget: int, traces: str, steps: dict[str, Any] | None) -> dict[str, Any]:
+    """What a search is made from.
+
+    Args:
+        traces: by their digest.
+        steps: of `timed_inputs`, of a search for throughput.
+    """
+    inputs = {"version": SEARCH_VERSION, "traces": traces} | asdict(settings.search) | {"budget": budget}
+    if not settings.search.fit_split:
+        del inputs["fit_split"]  # a search from before there was a choice is the same
+    return inputs | ({"objective": asdict(settings.objective), "steps": steps} if steps else {})
+
+
+def timed_inputs(steps: StepsToTime, latency_sha256: str) -> dict[str, Any]:
+    """What of the timed steps decides what is chosen."""
+    return {"budgets": list(steps.budgets), "depths": list(steps.depths), "latency_sha256": latency_sha256}
 
 
 def _fastest(searched: Documents, reported: Documents, settings: Settings, timed: Timed) -> Chosen:

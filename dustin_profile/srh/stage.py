@@ -54,6 +54,38 @@ class HeadPrompts:
             )
 
 
+def head_inputs(
+    pair: Pair,
+    dtype: torch.dtype,
+    side: str,
+    mode: Mode,
+    settings: HeadSettings,
+    prompts: HeadPrompts,
+    rows: int,
+    team: int = 1,
+) -> dict[str, Any]:
+    """What the scores of one model's heads are made from; `team` ranks that it is split over.
+
+    Raises:
+        MissingError: weights cannot be read.
+    """
+    split = {"tensor_parallel": team} if team > 1 else {}  # sums of parts round otherwise than one sum
+    return {
+        "version": HEADS_VERSION,
+        "model": pair.provenance()[side] | {"rope": pair.rope.model_dump() if pair.rope else None},
+        "dtype": str(dtype).removeprefix("torch."),
+        "mode": mode,
+        "lengths": list(settings.lengths),
+        "depths": list(settings.depths),
+        "steps": settings.steps,
+        "rows": rows,
+        "stop_ids": sorted(pair.stop_ids()),
+        "haystack": prompts.haystack,
+        "haystack_sha256": prompts.haystack_sha256,
+        "needles_sha256": digest([needle.model_dump() for needle in prompts.needles]),
+    } | split
+
+
 def find_heads(
     folder: Path,
     pair: Pair,
@@ -85,23 +117,7 @@ def find_heads(
         PeerError: another rank has ended.
     """
     with ranks.alike(loading=True):  # which reads weights to hash them
-        provenance = pair.provenance()[side]
-    inputs = {
-        "version": HEADS_VERSION,
-        "model": provenance | {"rope": pair.rope.model_dump() if pair.rope else None},
-        "dtype": str(dtype).removeprefix("torch."),
-        "mode": mode,
-        "lengths": list(settings.lengths),
-        "depths": list(settings.depths),
-        "steps": settings.steps,
-        "rows": rows,
-        "stop_ids": sorted(pair.stop_ids()),
-        "haystack": prompts.haystack,
-        "haystack_sha256": prompts.haystack_sha256,
-        "needles_sha256": digest([needle.model_dump() for needle in prompts.needles]),
-    }
-    if ranks.team > 1:
-        inputs["tensor_parallel"] = ranks.team  # sums of parts round otherwise than one sum
+        inputs = head_inputs(pair, dtype, side, mode, settings, prompts, rows, ranks.team)
     ranks.agree({f"{side} {name}": value for name, value in inputs.items()})
     store = ScoreStore(folder / side, prompts.keys)
 
@@ -151,7 +167,7 @@ def find_heads(
             path.unlink(missing_ok=True)
             flag = "--mode" if side == "target" else "--draft-mode"
             raise NothingMeasuredError(
-                f"{side} {provenance['id']}: none of {result['samples']} needles was retrieved:"
+                f"{side} {inputs['model']['id']}: none of {result['samples']} needles was retrieved:"
                 f" rank it with {flag} forced, or use shorter lengths (--length)"
             )
         if settings.stop_when_stable:

@@ -318,4 +318,5 @@ def require_same(name: str, before: Any, now: Any, owner: str = "the baseline") 
     """
     if found := first_difference(before, now, name):
         field, old, new = found
-        raise ConflictError(f"{field}: {owner} has {old}, now it is {new}: compare like with like, or search again")
+        had, have = ("none" if old is None else old), ("there is none" if new is None else f"it is {new}")
+        raise ConflictError(f"{field}: {owner} has {had}, now {have}: compare like with like, or search again")

@@ -30,6 +30,11 @@ Windowed = Mapping[str, Mapping[int, Tensor]]
 """By document and budget, as `Windows.agrees`."""
 
 
+def windowed_inputs(traces: str, budgets: Sequence[int]) -> dict[str, Any]:
+    """What is read with windows is made from; `traces` by their digest."""
+    return {"version": VERSION, "traces": traces, "budgets": list(budgets)}
+
+
 def windowed_agreement(
     folder: Path,
     store: TraceStore,
@@ -48,8 +53,7 @@ def windowed_agreement(
         ConflictError: the folder is of other traces or budgets.
         MissingError: a file in it is damaged.
     """
-    inputs = {"version": VERSION, "traces": digest(store.inputs), "budgets": list(budgets)}
-    open_stage(folder, inputs, overwrite)
+    open_stage(folder, windowed_inputs(digest(store.inputs), budgets), overwrite)
     ids = {prompt.id: prompt.ids for prompt in prompts.prompts}
     files = {entry["id"]: folder / f"{entry['file'].split('.')[0]}.json" for entry in store.entries}
     pending = [place for place, file in enumerate(files.values()) if not file.exists()]

@@ -24,7 +24,7 @@ from dustin_runtime.budget import budget_fault
 from dustin_runtime.errors import ConfigError, UsageError
 from dustin_runtime.files import write_text
 from dustin_runtime.models.shape import Family, ModelShape, RopeScaling
-from dustin_runtime.validation import dump_yaml, one_line, read_yaml
+from dustin_runtime.validation import FieldFault, dump_yaml, one_line, read_yaml
 
 SCHEMA_VERSION = 1
 MAX_DEPTH = 64
@@ -183,9 +183,9 @@ class Selection(_Strict):
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
         if fault := budget_fault(self.budget, self.m, self.sink, self.window):
-            raise ValueError(fault)
+            raise FieldFault(fault, fault.partition(":")[0])
         if self.m and not self.lookahead:
-            raise ValueError(f"m is {self.m} but lookahead names no draft layer")
+            raise FieldFault(f"m is {self.m} but lookahead names no draft layer", "lookahead")
         return self
 
     @model_serializer(mode="wrap")
@@ -216,6 +216,15 @@ class Guard(_Strict):
     """What tells steps that recover little, so that they can be verified in full (`--guard`)."""
 
     budget: int = Field(ge=1, description="k that `estimate` was fitted at")
+    m: int | None = Field(
+        default=None, ge=0, description="of it, and of another k in proportion; None if that is not known"
+    )
+    depth: int | None = Field(
+        default=None,
+        ge=1,
+        description="draft tokens per step that it was fitted at; None if that is not known",
+    )
+    draft_cache: Literal["full", "sink+window"] = Field(default="full", description="of the draft that was traced")
     estimate: Estimate
     sizes: tuple[int, ...] = Field(min_length=1, description="k that `across` was fitted at, together")
     across: Estimate = Field(description="the estimate for every other k")
@@ -225,8 +234,14 @@ class Guard(_Strict):
     @model_validator(mode="after")
     def _ascending(self) -> Guard:
         if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise ValueError(f"sizes {list(self.sizes)}: give budgets in ascending order")
+            raise FieldFault(f"sizes {list(self.sizes)}: give budgets in ascending order", "sizes")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what older files do not say."""
+        data: dict[str, Any] = serialise(self)
+        return {name: value for name, value in data.items() if value is not None}
 
     def at(self, budget: int) -> Estimate:
         """The estimate for lists of so many tokens."""
@@ -242,7 +257,7 @@ class AdaptiveBudget(_Strict):
     @model_validator(mode="after")
     def _ascending(self) -> AdaptiveBudget:
         if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise ValueError(f"sizes {list(self.sizes)}: give budgets in ascending order")
+            raise FieldFault(f"sizes {list(self.sizes)}: give budgets in ascending order", "sizes")
         return self
 
 
@@ -296,39 +311,58 @@ class DustinConfig(_Strict):
             ("history", self.pair.target, (self.selection.history,)),
             ("lookahead", self.pair.draft, self.selection.lookahead),
         ):
-            for entry in chosen:
+            for number, entry in enumerate(chosen):
+                at: tuple[int | str, ...] = ("selection", side)
+                if side == "lookahead":
+                    at += (number,)
                 if entry.layer >= model.layers:
-                    raise ValueError(
-                        f"selection.{side}.layer {entry.layer}: {model.id} has layers 0..{model.layers - 1}"
+                    raise FieldFault(
+                        f"selection.{side}.layer {entry.layer}: {model.id} has layers 0..{model.layers - 1}",
+                        *at,
+                        "layer",
                     )
                 if wrong := [head for head in entry.heads if not 0 <= head < model.query_heads]:
-                    raise ValueError(
-                        f"selection.{side}.heads {wrong[0]}: {model.id} has query heads 0..{model.query_heads - 1}"
+                    raise FieldFault(
+                        f"selection.{side}.heads {wrong[0]}: {model.id} has query heads 0..{model.query_heads - 1}",
+                        *at,
+                        "heads",
                     )
                 if len(set(entry.heads)) < len(entry.heads):
-                    raise ValueError(f"selection.{side}.heads of layer {entry.layer} repeat a head")
-            if len({entry.layer for entry in chosen}) < len(chosen):
-                raise ValueError(f"selection.{side} repeats a layer")
+                    raise FieldFault(f"selection.{side}.heads of layer {entry.layer} repeat a head", *at, "heads")
+                if entry.layer in [other.layer for other in chosen[:number]]:
+                    raise FieldFault(f"selection.{side} repeats a layer", *at, "layer")
         target, heads = self.pair.target, self.selection.retrieval_heads
         if heads and len(heads) != target.layers:
-            raise ValueError(f"selection.retrieval_heads has {len(heads)} layers, {target.id} has {target.layers}")
+            raise FieldFault(
+                f"selection.retrieval_heads has {len(heads)} layers, {target.id} has {target.layers}",
+                "selection",
+                "retrieval_heads",
+            )
         for layer, chosen_heads in enumerate(heads):
             if not chosen_heads or not set(chosen_heads) <= set(range(target.query_heads)):
-                raise ValueError(
+                raise FieldFault(
                     f"selection.retrieval_heads {layer}: give some of {target.id}'s query heads"
-                    f" 0..{target.query_heads - 1}"
+                    f" 0..{target.query_heads - 1}",
+                    "selection",
+                    "retrieval_heads",
+                    layer,
                 )
         if self.adaptive_budget:
             if self.guard is None:
-                raise ValueError("adaptive_budget needs guard, whose estimate it goes by: search again")
+                raise FieldFault(
+                    "adaptive_budget needs guard, whose estimate it goes by: search again", "adaptive_budget"
+                )
             smallest, sink, window = self.adaptive_budget.sizes[0], self.selection.sink, self.selection.window
             if fault := budget_fault(smallest, 0, sink, window):
-                raise ValueError(f"adaptive_budget.sizes: {fault}")
+                raise FieldFault(f"adaptive_budget.sizes: {fault}", "adaptive_budget", "sizes")
         for name in ("own", "fusion"):
             own = getattr(self.selection, name)
             if own and own.per_step > target.layers:
-                raise ValueError(
-                    f"selection.{name}.per_step {own.per_step}: {target.id} has {target.layers} layers; give no more"
+                raise FieldFault(
+                    f"selection.{name}.per_step {own.per_step}: {target.id} has {target.layers} layers; give no more",
+                    "selection",
+                    name,
+                    "per_step",
                 )
         return self
 
@@ -382,14 +416,23 @@ def load_config(path: Path) -> DustinConfig:
             + ("upgrade dustin" if version > SCHEMA_VERSION else "search again")
         )
     if version == SCHEMA_VERSION:
-        return read_yaml(path, DustinConfig)
+        return _with_fit(read_yaml(path, DustinConfig))
     data = versioned.model_dump()
     while data["schema_version"] < SCHEMA_VERSION:
         data = MIGRATIONS[data["schema_version"]](data)
     try:
-        return DustinConfig.model_validate(data)
+        return _with_fit(DustinConfig.model_validate(data))
     except ValidationError as error:
         raise ConfigError(f"{path}: {one_line(error)}") from None
+
+
+def _with_fit(config: DustinConfig) -> DustinConfig:
+    """A guard from before it said what it was fitted at was fitted at what stands beside it."""
+    guard = config.guard
+    if guard is None or guard.depth is not None or guard.budget != config.selection.budget:
+        return config
+    said = guard.model_copy(update={"m": config.selection.m, "depth": config.depth})
+    return config.model_copy(update={"guard": said})
 
 
 def save_config(config: DustinConfig, path: Path) -> None:

@@ -73,7 +73,11 @@ class PeerError(DustinError):
     exit_code = 9
 
 
-class OtherWeightsWarning(UserWarning):
+class ConfigWarning(UserWarning):
+    """A config is used otherwise than it was searched for, or says what is not done. Shown in one line, as an error."""
+
+
+class OtherWeightsWarning(ConfigWarning):
     """A config is used with weights that it was not searched with."""
 
 

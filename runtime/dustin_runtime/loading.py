@@ -199,9 +199,9 @@ def _warn_of_other_weights(config: DustinConfig, pair: Pair) -> None:
         searched = recorded.get("sha256")
         if searched and searched != found[side]["sha256"]:
             warnings.warn(
-                f"{side} {found[side]['id']} has other weights than the config was searched with ({recorded.get('id')},"
-                f" {searched[:12]}; here {found[side]['sha256'][:12]}): fine if it is the same model in another format;"
-                " another model's heads are others, which dustin-profile search finds",
+                f"{side} {found[side]['id']} has other weights than the config was searched with"
+                f" ({recorded.get('id', side)}, {searched[:12]}; here {found[side]['sha256'][:12]}): fine if it is the"
+                " same model in another format; another model's heads are others, which dustin-profile search finds",
                 OtherWeightsWarning,
                 stacklevel=3,
             )

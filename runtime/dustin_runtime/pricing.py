@@ -66,7 +66,9 @@ class StagePrice(NamedTuple):
     disk_bytes: int
     """Bytes written; files under a megabyte count as 0."""
     devices: int
-    """How many devices `gpu_bytes` needs."""
+    """How many devices that needs: those of a team that shares the target, or more where they do not suffice."""
+    device_bytes: int
+    """Peak on one device of such a team; without one, all of `gpu_bytes`."""
 
 
 def body_weights(shape: ModelShape) -> int:
@@ -182,9 +184,13 @@ def price_profile(
     length = context + continuation
     prefix = context + continuation // 2
 
-    def row(stage: str, seconds: float, gpu_bytes: int, disk_bytes: int = 0) -> StagePrice:
+    def row(stage: str, seconds: float, each: int, windows: int = 0, disk_bytes: int = 0) -> StagePrice:
+        """`each`: bytes on every device; `windows`: bytes of those that one of them keeps."""
+        gpu_bytes, most = team * each + windows, each + windows
         needed = devices_needed(gpu_bytes, device)
-        return StagePrice(stage, seconds, gpu_bytes, disk_bytes, max(needed, team) if needed else 0)
+        if team > 1 and needed:
+            needed = max(needed, team if devices_needed(most, device) == 1 else team + 1)
+        return StagePrice(stage, seconds, gpu_bytes, disk_bytes, needed, most)
 
     def resident(tokens: int) -> list[int]:
         """Of each model, on one device."""
@@ -210,7 +216,7 @@ def price_profile(
     srh = row(
         "srh",
         needle_samples * needle_seconds,
-        team * max(resident(needle_mean_length + ANSWER_TOKENS)),
+        max(resident(needle_mean_length + ANSWER_TOKENS)),
     )
     stored = trace_bytes(target_shape, draft_shape, prefix=prefix, windows=windows)
     document_seconds = (
@@ -221,7 +227,8 @@ def price_profile(
     trace = row(
         "trace",
         documents * document_seconds,
-        team * sum(resident(length)) + stored,
+        sum(resident(length)),
+        stored,
         documents * stored,
     )
     seconds = search_seconds(target_shape, draft_shape, prefix=prefix, windows=documents * windows)

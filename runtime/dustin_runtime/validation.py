@@ -15,6 +15,17 @@ from dustin_runtime.errors import ConfigError, MissingError
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class FieldFault(ValueError):
+    """What a validator of a whole model finds; `at` leads from that model to the field concerned.
+
+    pydantic knows only where the model stands. An error about a file names the line of the field.
+    """
+
+    def __init__(self, message: str, *at: int | str) -> None:
+        super().__init__(message)
+        self.at = at
+
+
 def one_line(error: ValidationError) -> str:
     """The first fault of a validation, as `field.sub.field: what is wrong`."""
     first = _first(error)
@@ -56,9 +67,11 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
     except ValidationError as error:
         first, hint = _first(error), ""
         location = first["loc"]
+        cause = first.get("ctx", {}).get("error")
+        place = location + (cause.at if isinstance(cause, FieldFault) else ())
         if first["type"] == "extra_forbidden":
             hint = suggest(str(location[-1]), _known_keys(model, location[:-1]))
-        raise ConfigError(f"{path}{_line(data, location)}: {one_line(error)}{hint}") from None
+        raise ConfigError(f"{path}{_line(data, place)}: {one_line(error)}{hint}") from None
 
 
 def dump_yaml(value: dict[str, Any], header: str = "") -> str:

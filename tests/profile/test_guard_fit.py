@@ -35,18 +35,19 @@ def document(seed: int, by_history: float, by_lookahead: float, noise: float = 0
 
 def test_a_planted_relation_is_found() -> None:
     fitted, checked = ([document(seed, 0.5, 0.2) for seed in seeds] for seeds in (range(5), range(5, 8)))
-    found = fit_guard(fitted, checked, CHOSEN, held_out=True)
+    found = fit_guard(fitted, checked, CHOSEN, held_out=True, depth=4)
     assert found is not None
     for estimate in (found.estimate, found.across):
         assert (estimate.intercept, estimate.history, estimate.lookahead) == pytest.approx((0.3, 0.5, 0.2), abs=2e-4)
         assert estimate.rms < 1e-4 and abs(estimate.overestimate) < 1e-4
     assert (found.budget, found.sizes, found.documents, found.errors_of) == (40, (40, 128), 5, "held_out")
+    assert (found.m, found.depth, found.draft_cache) == (CHOSEN.m, 4, "full")
     assert found.at(40) == found.estimate and found.at(128) == found.across
 
 
 def test_errors_are_those_of_the_other_documents() -> None:
     fitted, checked = [document(seed, 0.5, 0.2) for seed in range(5)], [document(9, 0.3, 0.2)]
-    found = fit_guard(fitted, checked, CHOSEN, held_out=True)
+    found = fit_guard(fitted, checked, CHOSEN, held_out=True, depth=4)
     assert found is not None
     rows = observe(checked, CHOSEN, [40])[40][0]
     errors = (0.3 + 0.5 * rows[:, 0] + 0.2 * rows[:, 1]) - rows[:, 2]
@@ -80,4 +81,4 @@ def test_every_document_weighs_the_same() -> None:
 def test_short_prefixes_give_no_estimate() -> None:
     documents = [document(seed, 0.5, 0.2) for seed in range(3)]
     large = Judged(1, (0, 2), 15, Budget(k=400, sink=2, window=4))
-    assert fit_guard(documents, documents, large, held_out=False) is None
+    assert fit_guard(documents, documents, large, held_out=False, depth=4) is None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dustin_profile.rundir import first_difference, locked, open_stage
+from dustin_profile.rundir import changed, first_difference, locked, open_stage
 from dustin_profile.traces.store import TraceStore
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.errors import CapacityError, ConflictError, MissingError, UsageError
@@ -197,6 +197,13 @@ def test_the_first_difference_is_a_leaf_with_both_values() -> None:
     assert first_difference(before, {"a": 1}) == ("b", before["b"], None)
     assert first_difference(1, 1.5, "tolerance") == ("tolerance", 1, 1.5)
     assert first_difference({"a": {}}, {"a": 3}) == ("a", {}, 3)
+
+
+def test_what_is_missing_is_said_so() -> None:
+    assert changed(("a.b", 1, 2), "made with") == "made with a.b = 1, now 2"
+    assert changed(("rope", None, "x" * 99), "made with") == f"made without rope, now {'x' * 57}..."
+    assert changed(("rope", 3, None), "measured with") == "measured with rope = 3, now without it"
+    assert changed(("rope", None, 3), "of") == "without rope, now 3"
 
 
 def test_other_inputs_are_refused_with_field_and_both_values(tmp_path: Path) -> None:

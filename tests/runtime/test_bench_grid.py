@@ -14,7 +14,7 @@ from commands import Outcome, dustin_run
 from tiny_pair import TinyPair
 
 from dustin_runtime.bench import grid, grid_report, subject
-from dustin_runtime.config import DustinConfig, save_config
+from dustin_runtime.config import AdaptiveBudget, DustinConfig, Estimate, Guard, save_config
 from dustin_runtime.engine import Engine
 from dustin_runtime.loading import open_pair
 from dustin_runtime.models.shape import ModelShape
@@ -267,6 +267,18 @@ def served(pair: TinyPair, path: Path, **changes: Any) -> Path:
     selection = subject.spread(opened.target_shape, opened.draft_shape, 44)
     save_config(DustinConfig(pair=opened.identity(), depth=2, selection=selection, **changes), path)
     return path
+
+
+def test_what_the_options_do_not_go_with_is_said_before_anything_is_loaded(tiny_pair: TinyPair, tmp_path: Path) -> None:
+    estimate = Estimate(intercept=0.1, history=0.4, lookahead=0.4, rms=0.02, overestimate=0.03)
+    guard = Guard(budget=44, estimate=estimate, sizes=(44, 64), across=estimate, documents=3, errors_of="held_out")
+    adaptive = AdaptiveBudget(target_arr=0.9, sizes=(44, 64))
+    config = served(tiny_pair, tmp_path / "config.yaml", guard=guard, adaptive_budget=adaptive)
+    given = ["--config", config, "--synthetic-context", *methods("vanilla", "dustin", "streaming"), "--context", 5000]
+    found = bench(tiny_pair, *given, "--depth", 3, "--draft-cache", "sink+window")
+    said = [line.split(": ")[1] for line in found.err.splitlines() if line.startswith("warning: ")]
+    assert (found.code, said) == (CAPACITY, ["guard.depth", "guard.draft_cache", "adaptive_budget"])
+    assert "warning: " not in bench(tiny_pair, *given, "--budget", 44).err
 
 
 def test_a_config_gives_heads_depth_and_budget(tiny_pair: TinyPair, tmp_path: Path) -> None:

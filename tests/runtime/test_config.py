@@ -126,25 +126,25 @@ def test_a_config_survives_the_file(path: Path) -> None:
         ("depth: 4", "depth: 65", "@: depth: Input should be less than or equal to 64"),
         ("m: 120", "m: -1", "@: selection.m: Input should be greater than or equal to 0"),
         ("sink: 4", "sink: -4", "@: selection.sink: Input should be greater than or equal to 0"),
-        ("m: 120", "m: 493", "@selection: selection: m: 493 is out of range; give 0 to budget - sink - window = 492"),
+        ("m: 120", "m: 493", "@: selection: m: 493 is out of range; give 0 to budget - sink - window = 492"),
         (
             "budget: 512",
             "budget: 20",
-            "@selection: selection: budget: 20 leaves no token to choose; give more than sink + wind",
+            "@: selection: budget: 20 leaves no token to choose; give more than sink + wind",
         ),
         (
             "budget: 512",
             "budget: 19",
-            "@selection: selection: budget: 19 leaves no token to choose; give more than sink + wind",
+            "@: selection: budget: 19 leaves no token to choose; give more than sink + wind",
         ),
-        ("layer: 19", "layer: 28", ": selection.history.layer 28: org/target has layers 0..27"),
+        ("layer: 19", "layer: 28", "@: selection.history.layer 28: org/target has layers 0..27"),
         ("layer: 19", "layer: -1", "@: selection.history.layer: Input should be greater than or equal to 0"),
-        ("layer: 15", "layer: 24", ": selection.lookahead.layer 24: org/draft has layers 0..23"),
-        ("[3, 11, 0, 7]", "[3, 12, 0, 7]", ": selection.history.heads 12: org/target has query heads 0..11"),
-        ("[3, 11, 0, 7]", "[3, -1, 0, 7]", ": selection.history.heads -1: org/target has query heads 0..11"),
-        ("[13, 1]", "[14, 1]", ": selection.lookahead.heads 14: org/draft has query heads 0..13"),
-        ("[13, 1]", "[1, 1]", ": selection.lookahead.heads of layer 15 repeat a head"),
-        ("layer: 15", "layer: 2", ": selection.lookahead repeats a layer"),
+        ("layer: 15", "layer: 24", "@: selection.lookahead.layer 24: org/draft has layers 0..23"),
+        ("[3, 11, 0, 7]", "[3, 12, 0, 7]", "@: selection.history.heads 12: org/target has query heads 0..11"),
+        ("[3, 11, 0, 7]", "[3, -1, 0, 7]", "@: selection.history.heads -1: org/target has query heads 0..11"),
+        ("[13, 1]", "[14, 1]", "@: selection.lookahead.heads 14: org/draft has query heads 0..13"),
+        ("[13, 1]", "[1, 1]", "@: selection.lookahead.heads of layer 15 repeat a head"),
+        ("layer: 2", "layer: 15  # again", "@: selection.lookahead repeats a layer"),
         ("type: yarn", "type: ntk", "@: rope.type: Input should be 'default', 'linear', 'llama3' or 'yarn'"),
         (", original_context: 32768", "", "@rope: rope: rope type yarn needs original_context"),
         ("factor: 2.0", "factor: .inf", "@: rope.factor: Input should be a finite number"),
@@ -172,7 +172,7 @@ def test_m_needs_a_draft_layer(path: Path) -> None:
     text = path.read_text()
     start, end = text.index("  lookahead:"), text.index("draft_cache")
     path.write_text(text[:start] + "  lookahead: []\n" + text[end:])
-    assert refused(path) == f":{line_of(path, 'selection:')}: selection: m is 120 but lookahead names no draft layer"
+    assert refused(path) == f":{line_of(path, 'lookahead:')}: selection: m is 120 but lookahead names no draft layer"
     edit(path, "m: 120", "m: 0")
     assert load_config(path).selection.lookahead == ()
 
@@ -206,6 +206,19 @@ def test_what_is_wrong_with_it_is_named(path: Path, before: str, after: str, mes
     selection = CONFIG.selection.model_copy(update={"own": OWN})
     save_config(CONFIG.model_copy(update={"selection": selection}), path)
     assert re.fullmatch(rf"(:\d+)?: {re.escape(message)}.*", refused(edit(path, before, after)))
+
+
+@pytest.mark.parametrize(
+    ("added", "line", "message"),
+    [
+        ("adaptive_budget: {target_arr: 0.9}", 0, "adaptive_budget needs guard"),
+        ("adaptive_budget:\n  target_arr: 0.9\n  sizes: [9, 4]", 2, "adaptive_budget: sizes [9, 4]: give budgets in"),
+    ],
+)
+def test_a_fault_of_several_fields_names_the_line_of_one(path: Path, added: str, line: int, message: str) -> None:
+    lines = path.read_text().count("\n")
+    path.write_text(f"{path.read_text()}{added}\n")
+    assert refused(path).startswith(f":{lines + 1 + line}: {message}")
 
 
 def test_every_key_is_known_at_its_own_place(path: Path) -> None:

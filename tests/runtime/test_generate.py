@@ -246,15 +246,27 @@ def test_a_guard_verifies_in_full_and_says_how_often(
 def test_a_budget_in_the_config_that_adapts_gives_way_to_one_that_is_asked_for(
     tiny_pair: TinyPair, config: DustinConfig, tmp_path: Path
 ) -> None:
-    adaptive = with_guard(config).model_copy(update={"adaptive_budget": AdaptiveBudget(target_arr=1.0, sizes=(16, 32))})
+    adaptive = with_guard(config).model_copy(update={"adaptive_budget": AdaptiveBudget(target_arr=1.0, sizes=(24, 32))})
     save_config(adaptive, tmp_path / "config.yaml")
     served = ["--config", tmp_path / "config.yaml", "--json"]
     found = [
         document(generate(tiny_pair, *served, *options))["statistics"]["kept_tokens_per_step"]
-        for options in ([], ["--budget", 32], ["--target-arr", 1e-6], ["--budget", 16])
+        for options in ([], ["--budget", 32], ["--target-arr", 1e-6], ["--budget", 24])
     ]
     assert found[0] == pytest.approx(found[1])  # the largest
     assert found[2] == pytest.approx(found[3])  # the smallest
+
+
+def test_a_guard_and_budgets_that_the_options_do_not_go_with_are_said(
+    tiny_pair: TinyPair, config: DustinConfig, tmp_path: Path
+) -> None:
+    adaptive = with_guard(config).model_copy(update={"adaptive_budget": AdaptiveBudget(target_arr=1.0, sizes=(24, 32))})
+    save_config(adaptive, tmp_path / "config.yaml")
+    served = ["--config", tmp_path / "config.yaml", "--max-new-tokens", 2]
+    found = generate(tiny_pair, *served, "--depth", 2, "--draft-budget", 9, "--compare", "dustin-layers", prompts=["A"])
+    said = [line for line in found.err.splitlines() if line.startswith("warning: ")]
+    assert [line.split(": ")[1] for line in said] == ["guard.depth", "guard.draft_cache", "adaptive_budget"]
+    assert "warning: " not in generate(tiny_pair, *served, "--budget", 24, "--depth", 2, prompts=["A"]).err
 
 
 def test_audits_report_the_divergence_and_warn(tiny_pair: TinyPair, config: DustinConfig, tmp_path: Path) -> None:

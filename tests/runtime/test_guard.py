@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,16 +22,18 @@ from dustin_runtime.config import (
     ModelIdentity,
     PairIdentity,
     Selection,
+    changed,
     load_config,
     save_config,
 )
 from dustin_runtime.engine import Engine, Generation
-from dustin_runtime.errors import ConfigError, UsageError
+from dustin_runtime.errors import ConfigError, ConfigWarning, UsageError
 from dustin_runtime.guard import MOST, Coefficients, Rule, Scores, on_prefix, share_on
+from dustin_runtime.misfits import warn_of_config
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
-from dustin_runtime.policies import guarded, make_policy
+from dustin_runtime.policies import Policy, guarded, make_policy
 from dustin_runtime.statistics import Statistics
 from dustin_runtime.step import Stepper
 
@@ -242,7 +245,8 @@ FITTED = Guard(
 
 def test_a_config_keeps_its_guard_and_one_without_it_names_none(tmp_path: Path) -> None:
     adaptive = AdaptiveBudget(target_arr=0.9, sizes=(8, 28))
-    for served in (config(), config(guard=FITTED), config(guard=FITTED, adaptive_budget=adaptive)):
+    fitted = FITTED.model_copy(update={"m": 4, "depth": 3})
+    for served in (config(), config(guard=fitted), config(guard=fitted, adaptive_budget=adaptive)):
         save_config(served, tmp_path / "config.yaml")
         assert load_config(tmp_path) == served
         text = (tmp_path / "config.yaml").read_text()
@@ -268,6 +272,66 @@ def test_a_guard_is_made_of_what_is_asked_and_what_the_config_says() -> None:
     assert guarded(layers, adaptive) is layers  # it has one budget
     full = guarded(dustin, config(), threshold=1.0)
     assert full.rule == Rule(every=1)  # type: ignore[attr-defined]
+
+
+def warned(
+    policy: Policy, served: DustinConfig, selection: Selection, depth: int = 3, windowed: bool = False
+) -> list[str]:
+    """What `warn_of_config` says."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_of_config(policy, served, selection, depth=depth, windowed=windowed)
+    assert all(one.category is ConfigWarning for one in found)
+    return [str(one.message) for one in found]
+
+
+def test_a_guard_that_is_used_otherwise_than_it_was_fitted_is_said_by_the_field() -> None:
+    served = config(guard=FITTED.model_copy(update={"m": 4, "depth": 3}))
+
+    def said(selection: Selection = SELECTION, method: str = "dustin", threshold: float = 0.8, **how: int) -> list[str]:
+        return warned(guarded(make_policy(method, selection), served, threshold=threshold), served, selection, **how)
+
+    assert said() == said(changed(SELECTION, 28, None)) == []
+    begins = "guard.{}: the estimate of ARR was fitted at {} and is used at {}, where it may be off: {}"
+    deeper = begins.format("depth", 3, 5, "verify at --depth 3, or search with --depth 5")
+    windowed = begins.format(
+        "draft_cache", "full", "sink+window", "serve with draft_cache full, without --draft-budget"
+    )
+    assert said(depth=5) == [deeper]
+    assert said(depth=5, windowed=True) == [deeper, windowed]
+    more = changed(SELECTION, None, 6)
+    assert said(more) == [begins.format("m", 4, 6, "give --m 4, or search again")]
+    assert said(more, method="dustin-t") == []  # whose m is 0 in any case
+    beyond = "give k among these, or search with --budget 40"
+    assert said(changed(SELECTION, 40, None)) == [begins.format("sizes", "k = 14 to 28", "k = 40", beyond)]
+    assert said(more, threshold=1.0, depth=5) == []  # all is verified in full, whatever is estimated
+    every = guarded(make_policy("dustin", more), served, every=2)
+    assert warned(every, served, more, depth=5) == []
+
+
+def test_an_older_guard_was_fitted_at_what_stands_beside_it(tmp_path: Path) -> None:
+    save_config(config(guard=FITTED), tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("  draft_cache: full\n", ""))
+    found = load_config(tmp_path).guard
+    assert found == FITTED.model_copy(update={"m": 4, "depth": 3}) and found.draft_cache == "full"
+    save_config(config(guard=found.model_copy(update={"m": 2, "depth": 5})), tmp_path / "config.yaml")
+    kept = load_config(tmp_path).guard
+    assert kept is not None and (kept.m, kept.depth) == (2, 5)
+
+
+def test_a_method_that_reads_one_budget_says_so_of_a_config_with_several() -> None:
+    served = config(guard=FITTED, adaptive_budget=AdaptiveBudget(target_arr=0.9, sizes=(14, 28)))
+    for method in ("dustin-layers", "streaming"):
+        (said,) = warned(make_policy(method, SELECTION), served, SELECTION)
+        assert said == (
+            f"adaptive_budget: {method} reads 14 tokens at every step here; a --method that chooses among 14, 28 is one"
+            " of dustin, dustin-t, dustin-d"
+        )
+    adapts = guarded(make_policy("dustin", SELECTION), served)
+    assert warned(adapts, served, SELECTION) == warned(make_policy("vanilla", None), served, SELECTION) == []
+    fixed = served.model_copy(update={"adaptive_budget": None})
+    assert warned(make_policy("streaming", SELECTION), fixed, SELECTION) == []
 
 
 def test_what_no_guard_can_do_is_refused() -> None:

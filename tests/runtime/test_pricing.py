@@ -138,7 +138,7 @@ def test_stages_and_what_each_occupies() -> None:
     both = weights_bytes(pair.target.shape, 2) + weights_bytes(pair.draft.shape, 2)
     assert list(rows) == ["srh", "trace", "search"]
     assert weights_bytes(pair.target.shape, 2) < rows["srh"].gpu_bytes < both < rows["trace"].gpu_bytes
-    assert rows["search"][2:] == (0, 0, 0)
+    assert rows["search"][2:] == (0, 0, 0, 0)
     stored = trace_bytes(pair.target.shape, pair.draft.shape, prefix=13500 + 256, windows=16)
     assert rows["trace"].disk_bytes == 50 * stored
 
@@ -169,6 +169,9 @@ def test_a_team_shares_the_target_and_each_device_has_the_draft() -> None:
     more = 3 * 2 * (pair.target.shape.vocab * pair.target.shape.hidden + pair.draft.shape.parameters)
     more += 3 * pair.draft.shape.kv_bytes(tokens, 2)
     assert four["trace"].gpu_bytes - one["trace"].gpu_bytes == pytest.approx(more, rel=0.01)
+    assert one["trace"].device_bytes == one["trace"].gpu_bytes and one["search"].device_bytes == 0
+    assert 4 * four["srh"].device_bytes == four["srh"].gpu_bytes
+    assert four["trace"].gpu_bytes / 4 < four["trace"].device_bytes < 0.3 * four["trace"].gpu_bytes  # one keeps windows
     assert 0.24 < four["trace"].seconds / one["trace"].seconds < 0.35
     assert four["srh"].seconds / one["srh"].seconds == pytest.approx(0.25, rel=0.1)
     assert four["trace"].disk_bytes == one["trace"].disk_bytes

@@ -115,6 +115,7 @@ def grid(
     from dustin_runtime.config import changed, load_config
     from dustin_runtime.files import require_writable
     from dustin_runtime.loading import pick_device, pick_dtype
+    from dustin_runtime.misfits import warn_of_config
     from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.watch import LONG
@@ -159,6 +160,9 @@ def grid(
             draft_budget = draft_budget or (served and served.draft_budget) or 512
             sizes = (element.itemsize, cached.itemsize if cached else None)
             make = partial(made, selection=selection, config=served, asked=asked)
+            if served:
+                for case in cases:
+                    warn_of_config(make(case.method), served, selection, depth=gamma, windowed=case.windowed)
             _check(subject, make, selection, gamma, steps, cases, draft_budget, kind, *sizes, ranks.world)
             prompts = None
             if not synthetic_context:

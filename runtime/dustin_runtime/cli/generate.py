@@ -165,6 +165,7 @@ def generate(
     from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.memory_plan import free_bytes
+    from dustin_runtime.misfits import warn_of_config
     from dustin_runtime.parallel.ranks import joined
     from dustin_runtime.parallel.reduce import AUTO, DEFAULT, require_symmetric, require_way
     from dustin_runtime.parallel.sums import prefill_tokens, step_tokens
@@ -191,6 +192,10 @@ def generate(
                 for name, option in zip(names, ("--method", "--compare"), strict=False)
             ]
             policies[0] = guarded(policies[0], served, threshold=guard, every=full_every, target_arr=target_arr)
+            for policy in policies:
+                if served:
+                    windowed = draft_window(policy, draft_budget, served) is not None
+                    warn_of_config(policy, served, served.selection, depth=depth or served.depth, windowed=windowed)
             audits = _audits(max_divergence, audit_share, policies[0], seed, ranks.world)
             for policy in policies:
                 require_over_ranks(policy, ranks.world)

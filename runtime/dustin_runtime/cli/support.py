@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from dustin_runtime.errors import DustinError, InterruptedRunError, OtherWeightsWarning, UsageError, understood
+from dustin_runtime.errors import ConfigWarning, DustinError, InterruptedRunError, UsageError, understood
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a bug; 2 usage; 3 regression found by check; 4 run directory or baseline made from other inputs;
@@ -61,7 +61,7 @@ def _one_line_warnings() -> Iterator[None]:
         shown = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if not issubclass(category, OtherWeightsWarning):
+            if not issubclass(category, ConfigWarning):
                 shown(message, category, *where, **more)
             elif os.environ.get("RANK", "0") == "0":
                 print(f"warning: {message}", file=sys.stderr)

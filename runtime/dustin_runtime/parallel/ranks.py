@@ -205,7 +205,7 @@ class Ranks:
         """Refuse to go on if another rank was given something else.
 
         Args:
-            facts: by the name that an error says; the same names on every rank, compared as text.
+            facts: by the name that an error says, compared as text; None, or no entry, for what is not given.
             loading: wait for `LOADING_TIMEOUT`.
 
         Raises:
@@ -213,13 +213,14 @@ class Ranks:
         """
         if self.alone:
             return
-        told = {name: str(value) for name, value in facts.items()}
+        told = {name: None if value is None else str(value) for name, value in facts.items()}
         first, *others = everywhere(told, self.loading if loading else None)
         for rank, theirs in enumerate(others, start=1):
-            for name, value in first.items():
-                if theirs[name] != value:
+            for name in first | theirs:
+                ours, other = first.get(name), theirs.get(name)
+                if ours != other:
                     error = ConflictError(
-                        f"ranks differ in {name}: {_short(value)} on rank 0, {_short(theirs[name])} on rank {rank}"
+                        f"ranks differ in {name}: {_short(ours)} on rank 0, {_short(other)} on rank {rank}"
                     )
                     error.quiet = self.rank > 0
                     raise error
@@ -229,6 +230,6 @@ ALONE = Ranks(0, 1, 0)
 """A run of one process."""
 
 
-def _short(value: object) -> str:
-    text = str(value)
+def _short(value: str | None) -> str:
+    text = "not given" if value is None else value
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -103,7 +103,7 @@ def guarded(
         adaptive = AdaptiveBudget(target_arr=target_arr, **sizes_of)
     if not (judged(policy) and policy.adapts):
         if target_arr is not None:
-            raise UsageError(f"--target-arr: method {policy.name} has one budget; give one of {_able(adapts=True)}")
+            raise UsageError(f"--target-arr: method {policy.name} has one budget; give one of {able(adapts=True)}")
         adaptive = None
     if threshold is not None and not 0 <= threshold <= 1:
         raise UsageError(f"--guard {threshold}: give 0, which is off, to 1, which verifies everything in full")
@@ -113,7 +113,7 @@ def guarded(
         return policy
     if not judged(policy):
         flag = "--guard" if threshold else "--full-every"
-        raise UsageError(f"{flag}: method {policy.name} cannot; give one of {_able(adapts=False)}")
+        raise UsageError(f"{flag}: method {policy.name} cannot; give one of {able(adapts=False)}")
     assert policy.selection is not None
     known, sizes = config.guard if config else None, adaptive.sizes if adaptive else ()
     if known is None and (sizes or 0 < (threshold or 0) < 1):
@@ -153,7 +153,8 @@ def rule_of(policy: Policy) -> dict[str, str]:
     return {"rule": rule.label} if rule else {}
 
 
-def _able(adapts: bool) -> str:
+def able(adapts: bool) -> str:
+    """Names of the methods that `guarded` can give a rule; with `adapts`, one of several budgets."""
     return ", ".join(one.name for one in _JUDGED if one.adapts or not adapts)
 
 
@@ -186,6 +187,7 @@ __all__ = [
     "Asked",
     "Policy",
     "Signals",
+    "able",
     "draft_window",
     "guarded",
     "judged",

@@ -151,6 +151,18 @@ def test_settings_and_data_are_refused_before_any_work(
     assert not files(Path("run"))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--batch 1", "--batch: says nothing about --objective arr; add --objective throughput"),
+        ("--objective arr --draft-cache full", "--draft-cache: says nothing about --objective arr"),
+        ("--objective throughput --least-arr 0.9", "--least-arr 0.9: add --choose least-arr"),
+    ],
+)
+def test_what_says_nothing_is_refused_at_its_default_too(options: str, message: str) -> None:
+    refused(dustin_profile("search", "--pair", "smollm2", *options.split(), "--dry-run"), USAGE, message)
+
+
 def damage(pair: TinyPair, folder: Path, side: str, change: Callable[[Path], object]) -> TinyPair:
     """The pair with a copy of one model that `change` has been applied to."""
     copy = folder / f"bad-{side}"
@@ -296,7 +308,8 @@ def test_no_document_gives_a_window(tiny_pair: TinyPair, tmp_path: Path) -> None
         ("--length 320", "srh/target: made with lengths = [256], now [256, 320]: "),
         ("--dtype bfloat16", "srh/target: made with dtype = float32, now bfloat16: "),
         ("--budget 65", "search: made with budget = 64, now 65: "),
-        ("--rope linear:2", "srh/target: made with model.rope = None, now {'type': 'linear', 'factor': 2.0, "),
+        ("--objective throughput", "search: made without objective, now {'objective': 'throughput', "),
+        ("--rope linear:2", "srh/target: made without model.rope, now {'type': 'linear', 'factor': 2.0, "),
     ],
 )
 def test_changed_inputs_are_refused_by_the_field(
@@ -309,6 +322,25 @@ def test_changed_inputs_are_refused_by_the_field(
     refused(search(tiny_pair, run, *options.split()), CONFLICT, f"{run}/{field}")
     assert {name: (run / name).read_bytes() for name in results} == before
     assert files(run) == files(finished)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ("--windows 5", "traces: made with windows = 4, now 5: "),
+        ("--draft-mode generate", "srh/draft: made with mode = forced, now generate: "),
+        ("--sink 5", "search: made with sink = 4, now 5: "),
+    ],
+)
+def test_conflicts_of_later_stages_show_before_any_work(
+    options: str, field: str, tiny_pair: TinyPair, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    for part in (run / "srh" / "target").glob("256-*.json"):
+        part.unlink()
+    monkeypatch.setattr("dustin_runtime.models.weights.load_decoder", None)
+    refused(search(tiny_pair, run, *options.split()), CONFLICT, f"{run}/{field}")
 
 
 @pytest.fixture(scope="module")

@@ -460,6 +460,7 @@ def test_a_dry_run_prices_a_split_target_in_one_process(
     assert "the target split over 2 devices" in shown and "does not fit" not in shown
     one, two = (one_document(dustin_profile(*command, team, "--json"))["stages"] for team in (1, 2))
     assert [row["devices"] for row in two] == [2, 2]
+    assert "memory of each" in shown and all(row["device_bytes"] < 0.6 * row["gpu_bytes"] for row in two)
     assert all(
         split["seconds"] > 0.9 * whole["seconds"] for split, whole in zip(two, one, strict=True)
     )  # one processor

@@ -33,15 +33,18 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file, save_file
 from tiny_pair import TinyPair
 
+from dustin_profile.choices import DraftCaches
+from dustin_profile.pipeline import Pipeline
 from dustin_profile.prompts import Sample
+from dustin_profile.settings import DataSettings, ModelSettings, ObjectiveSettings, Settings, choose_pair
 from dustin_profile.srh.score import Prober, Score
 from dustin_profile.traces.collect import Collector
-from dustin_runtime.errors import MissingError
+from dustin_runtime.errors import MissingError, UsageError
 from dustin_runtime.files import read_json, write_json
 from dustin_runtime.loading import open_pair
 from dustin_runtime.models import weights
 from dustin_runtime.parallel import ranks as runtime_ranks
-from dustin_runtime.parallel.ranks import joined
+from dustin_runtime.parallel.ranks import ALONE, joined
 
 TEAM = ["--tensor-parallel", "2"]
 SECOND = Outcome(OK, "", "")
@@ -290,10 +293,25 @@ def test_results_of_other_teams_are_not_mixed(
     tiny_pair: TinyPair, alone: Path, split: Path, two_ranks: RankPool
 ) -> None:
     plain = command(tiny_pair, "trace", split, *DOCUMENTS)
-    assert profile(plain).error.startswith(f"{split / 'srh/target'}: made with tensor_parallel = 2, now None: give")
+    assert profile(plain).error.startswith(f"{split / 'srh/target'}: made with tensor_parallel = 2, now without it")
     first, second = two_ranks(profile, command(tiny_pair, "trace", alone, *DOCUMENTS, *TEAM))
-    assert first.error.startswith(f"{alone / 'srh/target'}: made with tensor_parallel = None, now 2: give")
+    assert first.error.startswith(f"{alone / 'srh/target'}: made without tensor_parallel, now 2: give")
     assert (first.code, second) == (CONFLICT, Outcome(CONFLICT, "", ""))
+
+
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        ("full", "--tensor-parallel 2: steps of a target that is split are not timed; put the latency.json that "),
+        ("both", "--draft-cache both: one process alone tries it; give full with --tensor-parallel 2"),
+    ],
+)
+def test_a_team_times_no_steps(cache: DraftCaches, message: str, tiny_pair: TinyPair, tmp_path: Path) -> None:
+    models = ModelSettings(target=str(tiny_pair.target), draft=str(tiny_pair.draft), device="cpu")
+    objective = ObjectiveSettings(objective="throughput", draft_cache=cache)
+    settings = Settings(tmp_path, models=models, data=DataSettings(context=256), objective=objective)
+    with pytest.raises(UsageError, match=f"^{message}"):
+        Pipeline(settings, choose_pair(models), ALONE.in_teams(2)).search()
 
 
 @pytest.mark.parametrize("name", ["srh", "trace", "search"])

@@ -56,6 +56,8 @@ def test_the_config_is_the_chosen_candidate(found: Path) -> None:
         chosen["m"],
         "full",
     )
+    assert config.guard is not None
+    assert (config.guard.m, config.guard.depth, config.guard.draft_cache) == (chosen["m"], 4, "full")  # as traced
     if chosen["m"]:
         assert [entry.layer for entry in config.selection.lookahead] == chosen["draft_layers"]
     assert results["selection"] == config.selection.model_dump(mode="json")
@@ -200,6 +202,17 @@ def test_a_damaged_measurement_is_named(run: Path, tiny_pair: TinyPair) -> None:
 def test_what_is_refused(run: Path, tiny_pair: TinyPair, options: list[str], code: int, message: str) -> None:
     outcome = search(tiny_pair, run, *options)
     assert (outcome.code, message in outcome.error) == (code, True), outcome.err
+
+
+def test_a_search_with_other_times_is_refused_before_steps_are_timed(
+    run: Path, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "latency.json").unlink()
+    monkeypatch.setattr("dustin_profile.latency.stage._measure", None)
+    refused = search(tiny_pair, run)
+    assert refused.code == 4 and "search: made with steps.latency_sha256 = " in refused.error
+    assert ", now to be measured: give another --run-dir, or --overwrite to discard it" in refused.error
+    assert "objective.choose = within-1se, now least-arr" in search(tiny_pair, run, "--choose", "least-arr").error
 
 
 def test_a_rule_that_lets_none_through_changes_nothing(run: Path, tiny_pair: TinyPair) -> None:

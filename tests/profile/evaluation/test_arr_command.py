@@ -130,6 +130,7 @@ def test_several_traces_are_kinds_of_documents(tiny_pair: TinyPair, run: Path, t
         (["--distance", 4], "--distance: is of --forced-pass alone"),
         (["--pair", "qwen7b:0.5b"], "--pair: is of --forced-pass alone; add it"),
         (["--device", "cpu"], "--device: is of --forced-pass alone; add it"),
+        (["--dtype", "auto"], "--dtype: is of --forced-pass alone; add it"),
         (["--forced-pass", "--distance", 256], "--distance 256: the shortest prompt has 256 tokens"),
     ],
 )

@@ -13,7 +13,7 @@ from tiny_pair import TinyPair
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation import fidelity_stage, given_texts
 from dustin_profile.evaluation.fidelity_stage import percentile, spearman
-from dustin_runtime.config import Guard, load_config, save_config
+from dustin_runtime.config import AdaptiveBudget, Guard, load_config, save_config
 from dustin_runtime.files import read_json
 from dustin_runtime.models.shape import RopeScaling
 
@@ -248,8 +248,21 @@ def test_guards_and_several_budgets_are_measured_beside_the_plain_method(
         assert cell["kl_p99"] >= cell["kl_median"] and cell["tokens_kl_p99"] >= cell["kl_p99"] * (1 - 1e-5)
     text = (tmp_path / "fidelity" / "results.md").read_text()
     assert "| dustin-guard1-k32, 100.0% of steps in full |" in text
+    assert "warning: guard.sizes: the estimate of ARR was fitted at k = 64 to 128 and is used at k = 32" in found.err
     cannot = fidelity(tiny_pair, with_guard, tmp_path, *methods("snapkv"), "--guard", 0.5)
     assert cannot.code == USAGE and "--guard: method snapkv cannot" in cannot.err
+
+
+def test_an_adaptive_budget_that_is_not_measured_is_said(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
+    adaptive = {
+        "guard": Guard.model_validate(GUARD),
+        "adaptive_budget": AdaptiveBudget(target_arr=0.5, sizes=(64, 128)),
+    }
+    save_config(load_config(config).model_copy(update=adaptive), tmp_path / "config.yaml")
+    refused = (*methods("dustin"), "--budget", 9999)
+    for options, count in ((refused, 1), ((*refused, "--target-arr", 0.5), 0)):
+        found = fidelity(tiny_pair, tmp_path / "config.yaml", tmp_path, *options)
+        assert found.code == USAGE and found.err.count("warning: adaptive_budget: not used here, k = ") == count
 
 
 def test_the_99th_percentile_is_a_value_that_so_many_are_not_above() -> None:

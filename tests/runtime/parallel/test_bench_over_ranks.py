@@ -175,7 +175,7 @@ def test_ranks_that_were_given_something_else_end_with_its_name(two_ranks: RankP
     for more, name in (
         (["--steps", "4"], "--steps: 3 on rank 0, 4 on rank 1"),
         (["--context", "50"], "--context: [48] on rank 0, [48, 50] on rank 1"),
-        (["--force-acceptance", "2"], "--force-acceptance: None on rank 0, 2.0 on rank 1"),
+        (["--force-acceptance", "2"], "--force-acceptance: not given on rank 0, 2.0 on rank 1"),
     ):
         first, second = together(two_ranks, NOISE, [*NOISE, *more])
         assert (first.code, first.out, second) == (CONFLICT, "", Outcome(CONFLICT, "", ""))

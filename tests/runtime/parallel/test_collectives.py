@@ -99,6 +99,12 @@ def test_different_facts_end_both_ranks_with_their_name(two_ranks: RankPool) -> 
         (ConflictError, text, False),
         (ConflictError, text, True),
     ]
+    text = "ranks differ in --draft: not given on rank 0, x on rank 1"
+    for lacks in ({}, {"--draft": None}):
+        assert two_ranks(agree, [same | lacks, same | {"--draft": "x"}]) == [
+            (ConflictError, text, False),
+            (ConflictError, text, True),
+        ]
 
 
 def fail(errors: list[DustinError | None]) -> tuple[type, str, bool, int] | None:
