@@ -99,6 +99,7 @@ class Rest(_Strict):
         default=4, ge=1, le=MOST_REST_QUERIES, description="last processed queries of a layer that it is made from"
     )
     period: int = Field(default=64, ge=1, description="steps in which every layer is asked anew once")
+    weight: float = Field(default=1.0, gt=0, le=1, description="of the attention that it would have, what it gets")
 
 
 class PowerLaw(_Strict):

@@ -111,6 +111,16 @@ def test_a_token_is_the_mean_over_its_queries_and_sees_nothing_behind_them() -> 
         assert float(found.bias[0, head]) == pytest.approx(float(bias), abs=1e-6)
 
 
+def test_a_weight_is_the_share_of_its_mass_that_a_token_gets() -> None:
+    k, v, q = random(1, 30, 2, 8), random(1, 30, 2, 8, seed=1), random(1, 1, 6, 8, seed=2)
+    whole, part = (RestTokens(*(torch.zeros(1, 1, 6, *size) for size in ((8,), (8,), ()))) for _ in range(2))
+    position, unread = torch.tensor([[29]]), torch.ones(1, 30, dtype=torch.bool)
+    for out, weight in ((whole, 1.0), (part, 0.25)):
+        update_rest(out, q[None], k[None], v[None], torch.zeros(1, 1, dtype=torch.int64), position, unread, weight)
+    torch.testing.assert_close(part.bias.exp(), whole.bias.exp() / 4)
+    assert torch.equal(part.keys, whole.keys) and torch.equal(part.values, whole.values)
+
+
 def test_where_nothing_is_unread_there_is_no_token() -> None:
     k, v, q = random(1, 30, 2, 8), random(1, 30, 2, 8, seed=1), random(1, 2, 6, 8, seed=2)
     k[0, 20:] = v[0, 20:] = float("nan")  # of no token

@@ -9,6 +9,7 @@ makes it exact at q0. The second is taken as it was. So the rest enters a later 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,7 @@ def update_rest(
     layer: Tensor,
     position: Tensor,
     unread: Tensor,
+    weight: float = 1.0,
     share: float | None = None,
 ) -> None:
     """Make the tokens of some layers anew, in place. The layers are known on the device alone, so a CUDA graph can hold
@@ -56,19 +58,27 @@ def update_rest(
         layer: [turns, batch] int64: whose turn it is in each sequence, no layer twice; -1 for none.
         position: [batch, queries] int64, ascending, below `columns`: where each query stands. It sees nothing behind.
         unread: [batch, columns] bool, what the tokens stand in for.
+        weight: what their mass is multiplied by.
         share: of the GPU's processors that are used, roughly; by default all.
     """
     if usable(q, heads_of=q.shape[-1]):
         from dustin_runtime.kernels import rest as kernels
 
         programs = None if share is None else int(share * processors(q.device))
-        kernels.update_rest(out, q, k, v, layer, position, unread, programs)
+        kernels.update_rest(out, q, k, v, layer, position, unread, weight, programs)
     else:
-        update_rest_reference(out, q, k, v, layer, position, unread)
+        update_rest_reference(out, q, k, v, layer, position, unread, weight)
 
 
 def update_rest_reference(
-    out: RestTokens, q: Tensor, k: Held, v: Held, layer: Tensor, position: Tensor, unread: Tensor
+    out: RestTokens,
+    q: Tensor,
+    k: Held,
+    v: Held,
+    layer: Tensor,
+    position: Tensor,
+    unread: Tensor,
+    weight: float = 1.0,
 ) -> None:
     """`update_rest` in plain torch."""
     row = torch.arange(layer.shape[1], device=layer.device)
@@ -76,6 +86,7 @@ def update_rest_reference(
         at, there = of.clamp(min=0), of >= 0
         keys, values = (plain(_of_layers(held, at, row), torch.float32) for held in (k, v))
         made = _tokens(queries, keys, values, position, unread, out.keys.dtype)
+        made = made._replace(bias=made.bias + math.log(weight))
         for held, new in zip(out, made, strict=True):
             held[at, row] = torch.where(there.view(-1, *[1] * (new.dim() - 1)), new.to(held.dtype), held[at, row])
 

@@ -91,7 +91,7 @@ def _sums(
 @triton.jit(do_not_specialize=["batch", "kv_heads", "chunks"])
 def _tokens(
     q, layers, position, key_sums, value_sums, tops, totals, out_keys, out_values, out_bias,
-    q_asking, q_query, q_head, batch, kv_heads, chunks, group, scale,
+    q_asking, q_query, q_head, batch, kv_heads, chunks, group, scale, log_weight,
     QUERIES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
     """One program: one query head of one sequence. Exponents are base 2."""
@@ -131,7 +131,7 @@ def _tokens(
         asked = tl.load(q + place, mask=exists[:, None], other=0.0).to(tl.float32)
         tangent = tl.sum(tl.sum(asked, 0) / QUERIES * key.to(tl.float32), 0) * scale
         held = best + tl.log2(tl.where(total > 0, total, 1.0))
-        bias = (tl.sum(tl.where(exists, held, 0.0), 0) / QUERIES - tangent) * 0.6931471805599453
+        bias = (tl.sum(tl.where(exists, held, 0.0), 0) / QUERIES - tangent) * 0.6931471805599453 + log_weight
         out = (layer * batch + sequence) * tl.num_programs(1) + query_head
         tl.store(out_keys + out * D + column, key)
         tl.store(out_values + out * D + column, value.to(out_values.dtype.element_ty))
@@ -163,6 +163,7 @@ def update_rest(
     layer: Tensor,
     position: Tensor,
     unread: Tensor,
+    weight: float = 1.0,
     programs: int | None = None,
     cut: Tiling | None = None,
 ) -> None:
@@ -194,5 +195,5 @@ def update_rest(
     )  # fmt: skip
     _tokens[(asked, query_heads)](
         q, layer, position, *sums, *out, *q.stride()[:3], batch, kv_heads, chunks, group, scale,
-        QUERIES=queries, PADDED=next_power_of_2(queries), ROWS=cut.rows, D=head_size, SHARE=SHARE,
+        math.log(weight), QUERIES=queries, PADDED=next_power_of_2(queries), ROWS=cut.rows, D=head_size, SHARE=SHARE,
     )  # fmt: skip

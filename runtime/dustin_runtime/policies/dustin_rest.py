@@ -47,7 +47,7 @@ class RestMemory:
     ) -> None:
         self.selection = selection
         rest = rest_of(selection)
-        self.period = rest.period
+        self.period, self.weight = rest.period, rest.weight
         heads = (target.layers, rows, target.query_heads)
         keys, values = (torch.zeros(*heads, target.head_size, dtype=dtype, device=device) for _ in range(2))
         self.tokens = RestTokens(keys, values, torch.full(heads, float("-inf"), dtype=torch.float32, device=device))
@@ -116,7 +116,7 @@ class RestMemory:
         unread = eligible_positions(lengths, columns, sink=chosen.sink, window=chosen.window)
         # -1 pads the list of a prefix that was read whole, and positions beyond are of a sequence that has ended.
         unread.scatter_(1, self.listed[rows].clamp(0, columns - 1), False)
-        update_rest(out, q, keys, values, layer, position, unread, share)
+        update_rest(out, q, keys, values, layer, position, unread, self.weight, share)
 
     def keep(self, queries: list[Tensor], listed: Tensor, start: Tensor) -> None:
         """Keep a step's queries, accepted or not, and what it read.

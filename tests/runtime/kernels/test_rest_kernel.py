@@ -44,12 +44,12 @@ class Case:
         from dustin_runtime.kernels.rest import update_rest
 
         out = self.empty(self.q.dtype)
-        update_rest(out, self.q, k, v, self.layer, self.position, self.unread, **options)
+        update_rest(out, self.q, k, v, self.layer, self.position, self.unread, 0.25, **options)
         return out
 
     def wanted(self, k: torch.Tensor, v: torch.Tensor) -> RestTokens:
         out = self.empty(torch.float64)
-        update_rest_reference(out, self.q.double(), k, v, self.layer, self.position, self.unread)
+        update_rest_reference(out, self.q.double(), k, v, self.layer, self.position, self.unread, 0.25)
         return out
 
     def check(self, found: RestTokens, want: RestTokens) -> None:
@@ -90,7 +90,7 @@ def test_keys_of_several_pieces(dtype: torch.dtype, generator: torch.Generator) 
     alone = RestTokens(*(torch.full_like(x[:, row], 7.0) for x in found))
     update_rest(
         alone, case.q[:, row], case.k[:, row, :columns], case.v[:, row, :columns], case.layer[:, row],
-        case.position[row], case.unread[row, :columns].contiguous(),
+        case.position[row], case.unread[row, :columns].contiguous(), 0.25,
     )  # fmt: skip
     for one, same in zip(alone, found, strict=True):
         assert torch.equal(one, same[:, row])
