@@ -28,9 +28,6 @@ from dustin_runtime.validation import dump_yaml, one_line, read_yaml
 
 SCHEMA_VERSION = 1
 MAX_DEPTH = 64
-MAX_OWN_QUERIES = 64
-"""Of a layer that are pooled: as many of a prompt's last queries are kept to begin with."""
-
 ADAPTIVE_SIZES = (128, 256, 512, 1024)
 """Budgets that an adaptive one chooses from, unless a configuration says otherwise."""
 
@@ -74,22 +71,6 @@ class LayerHeads(_Strict):
     heads: tuple[int, ...] = Field(min_length=1)
 
 
-class OwnLists(_Strict):
-    """A part of the budget that every target layer chooses by its own recent queries, as `dustin-layers` does."""
-
-    share: float = Field(
-        default=0.5,
-        gt=0,
-        lt=1,
-        description="of budget - sink - window, what each layer chooses itself; m keeps its ratio",
-    )
-    queries: int = Field(
-        default=8, ge=1, le=MAX_OWN_QUERIES, description="last processed queries of a layer, whose rows are summed"
-    )
-    per_step: int = Field(default=1, ge=1, description="layers that choose anew in each step, in rotation")
-    heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
-
-
 class PowerLaw(_Strict):
     """Of the target's attention in a score: `factor * share ** exponent`, both as shares of what is not protected."""
 
@@ -129,23 +110,6 @@ class Split(_Strict):
     )
 
 
-class Fusion(_Strict):
-    """How every target layer ranks the prefix by several scores at once, as `dustin-fused` does.
-
-    Each score is divided by its sum over the positions that compete, and weighted.
-    """
-
-    own: float = Field(default=0.5, gt=0, le=1, description="weight of what the layer's own last queries attend to")
-    lookahead: float = Field(default=0.5, ge=0, le=1, description="weight of the draft's lookahead")
-    history: float = Field(default=0.0, ge=0, le=1, description="weight of the target's history")
-    queries: int = Field(
-        default=8, ge=1, le=MAX_OWN_QUERIES, description="last processed queries of a layer, whose rows are summed"
-    )
-    per_step: int = Field(default=1, ge=1, description="layers that are scored anew in each step, in rotation")
-    kept: float = Field(default=0.0, ge=0, lt=1, description="share of a layer's former score that a new one keeps")
-    heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
-
-
 class Selection(_Strict):
     """Which tokens verification reads (arXiv 2606.24957, Eq. 6)."""
 
@@ -158,13 +122,9 @@ class Selection(_Strict):
     retrieval_heads: tuple[tuple[int, ...], ...] = Field(
         default=(), description="the first retrieval heads of every target layer, which CompressKV asks"
     )
-    own: OwnLists | None = Field(
-        default=None, description="what each layer chooses itself; None is the paper's one list"
-    )
     split: Split | None = Field(
         default=None, description="how methods without a fixed m split the budget; None is their defaults"
     )
-    fusion: Fusion | None = Field(default=None, description="how dustin-fused joins scores; None is its defaults")
 
     @model_validator(mode="after")
     def _within_budget(self) -> Selection:
@@ -176,11 +136,10 @@ class Selection(_Strict):
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what newer methods ask for where it is None, as files and run directories from before have it."""
+        """Leaves `split` out where it is None, as files and run directories from before it have it."""
         data: dict[str, Any] = serialise(self)
-        for field in ("own", "split", "fusion"):
-            if data.get(field, ...) is None:
-                del data[field]
+        if data.get("split", ...) is None:
+            del data["split"]
         return data
 
 
@@ -310,12 +269,6 @@ class DustinConfig(_Strict):
             smallest, sink, window = self.adaptive_budget.sizes[0], self.selection.sink, self.selection.window
             if fault := budget_fault(smallest, 0, sink, window):
                 raise ValueError(f"adaptive_budget.sizes: {fault}")
-        for name in ("own", "fusion"):
-            own = getattr(self.selection, name)
-            if own and own.per_step > target.layers:
-                raise ValueError(
-                    f"selection.{name}.per_step {own.per_step}: {target.id} has {target.layers} layers; give no more"
-                )
         return self
 
     @property

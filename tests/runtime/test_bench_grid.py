@@ -19,6 +19,7 @@ from dustin_runtime.engine import Engine
 from dustin_runtime.loading import open_pair
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import ModelRecipe, PairRecipe
+from dustin_runtime.policies.dustin import DustinT
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 SMALL = ["--batch", 2, "--context", 64, "--steps", 3, "--repeats", 1, "--budget", 40, "--draft-budget", 16]
@@ -124,17 +125,21 @@ def test_guarded_rows_say_how_many_steps_were_full(tiny_pair: TinyPair, tmp_path
     assert lacking.code == CONFIG and "--guard needs guard" in lacking.err
 
 
-def test_what_a_method_does_beside_the_drafting_is_timed_apart(tiny_pair: TinyPair, tmp_path: Path) -> None:
+def test_what_a_method_does_beside_the_drafting_is_timed_apart(
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "grid.json"
-    shown = bench(tiny_pair, "--file", LICENSE, *SMALL, *methods("dustin-layers", "dustin"), f"--json={path}")
+    monkeypatch.setattr(DustinT, "works_beside", True)
+    monkeypatch.setattr(DustinT, "begin", lambda policy, signals, share: signals.prefix_keys().sum())
+    shown = bench(tiny_pair, "--file", LICENSE, *SMALL, *methods("dustin-t", "dustin"), f"--json={path}")
     assert len(lines(shown)) == 2
     document = json.loads(path.read_text())
     by_method = {row["method"]: row["components_ms"] for row in document["rows"]}
-    assert by_method["dustin-layers"].keys() == by_method["dustin"].keys() | {"lists"}
-    assert by_method["dustin-layers"]["lists"] > 0
+    assert by_method["dustin-t"].keys() == by_method["dustin"].keys() | {"lists"}
+    assert by_method["dustin-t"]["lists"] > 0
     markdown = path.with_suffix(".md").read_text()
     place = [cell.strip() for cell in markdown.split("| data |")[1].splitlines()[0].split("|")].index("lists ms") + 1
-    assert {row[1]: row[place] != "" for row in table(markdown)} == {"dustin-layers": True, "dustin": False}
+    assert {row[1]: row[place] != "" for row in table(markdown)} == {"dustin-t": True, "dustin": False}
 
 
 def test_batches_and_contexts_are_compared_each_with_its_own_vanilla(tiny_pair: TinyPair, tmp_path: Path) -> None:

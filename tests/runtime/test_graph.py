@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dustin_runtime.audit import Audits, summary
-from dustin_runtime.config import LayerHeads, OwnLists, Selection
+from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Draw, Engine
 from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.guard import Coefficients, Rule
@@ -104,44 +104,40 @@ def rule(**fields: object) -> Rule:
     return Rule(estimate=by_size, **fields)  # type: ignore[arg-type]
 
 
-def guarded_engine(target: Decoder, method: str, graph: bool, judge: Rule, rows: int = 8) -> Engine:
+def guarded_engine(target: Decoder, graph: bool, judge: Rule) -> Engine:
     selection = SELECTION
     if judge.sizes:
         selection = SELECTION.model_copy(update={"budget": judge.sizes[-1]})
-    policy = replace(make_policy(method, selection), rule=judge)  # type: ignore[call-arg]
+    policy = replace(make_policy("dustin", selection), rule=judge)  # type: ignore[call-arg]
     stepper = Stepper(target, target.first_layers(2), policy, policy.selection, 3, VOCAB)
-    return Engine(stepper, frozenset([11]), rows=rows, graph=graph)
+    return Engine(stepper, frozenset([11]), rows=8, graph=graph)
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
 @pytest.mark.parametrize("kind", list(GUARDED))
-def test_guarded_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Decoder], method: str, kind: str) -> None:
-    if kind == "adaptive" and method != "dustin":
-        pytest.skip("one budget")
+def test_guarded_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Decoder], kind: str) -> None:
     asked, judge = prompts(20), rule(**GUARDED[kind])
     for model in models.values():
-        found = [guarded_engine(model, method, graph, judge).generate(asked, 40) for graph in (True, False)]
+        found = [guarded_engine(model, graph, judge).generate(asked, 40) for graph in (True, False)]
         assert [g.tokens for g in found[0][0]] == [g.tokens for g in found[1][0]]
         assert found[0][1].full == found[1][1].full
         assert found[0][1].kept == pytest.approx(found[1][1].kept)
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
-def test_a_guard_at_1_equals_vanilla_in_fp32(models: dict[torch.dtype, Decoder], method: str) -> None:
+def test_a_guard_at_1_equals_vanilla_in_fp32(models: dict[torch.dtype, Decoder]) -> None:
     asked, model = prompts(16), models[torch.float32]
     vanilla = [g.tokens for g in engine(model, "vanilla", True).generate(asked, 40)[0]]
-    found, statistics = guarded_engine(model, method, True, rule(threshold=1.0)).generate(asked, 40)
+    found, statistics = guarded_engine(model, True, rule(threshold=1.0)).generate(asked, 40)
     assert [g.tokens for g in found] == vanilla
     assert statistics.full_share == 1
-    plain = engine(model, method, True).generate(asked, 40)[0]
-    found, statistics = guarded_engine(model, method, True, rule(threshold=1e-9)).generate(asked, 40)
+    plain = engine(model, "dustin", True).generate(asked, 40)[0]
+    found, statistics = guarded_engine(model, True, rule(threshold=1e-9)).generate(asked, 40)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert statistics.full_share == 0
 
 
 @torch.inference_mode()
 def test_a_guarded_replay_neither_waits_nor_allocates(models: dict[torch.dtype, Decoder]) -> None:
-    served = guarded_engine(models[torch.bfloat16], "dustin", True, rule(**GUARDED["adaptive"]))
+    served = guarded_engine(models[torch.bfloat16], True, rule(**GUARDED["adaptive"]))
     served.generate(prompts(8), 5)
     state = served._state
     assert state is not None
@@ -158,7 +154,7 @@ def test_a_guarded_replay_neither_waits_nor_allocates(models: dict[torch.dtype, 
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers", "h2o"])
+@pytest.mark.parametrize("method", ["dustin", "h2o"])
 def test_audited_graphs_leave_the_text_and_find_what_eager_steps_find(
     models: dict[torch.dtype, Decoder], method: str
 ) -> None:
@@ -176,25 +172,6 @@ def test_audited_graphs_leave_the_text_and_find_what_eager_steps_find(
         # A graph is read a step late, so that it audits other steps behind a prompt's end.
         assert found[0] and found[1] and found[0].mean > 0
         assert found[0].mean == pytest.approx(found[1].mean, rel=1.0)
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        OwnLists(per_step=3, queries=20),
-        OwnLists(per_step=2, queries=1, heads="kv_head", share=0.75),
-        OwnLists(per_step=9, queries=64, share=0.25),
-    ],
-)
-def test_graph_and_eager_give_equal_tokens_for_every_kind_of_own_lists(
-    models: dict[torch.dtype, Decoder], own: OwnLists
-) -> None:
-    asked, chosen = prompts(20), SELECTION.model_copy(update={"own": own})
-    for model in models.values():
-        found = [
-            engine(model, "dustin-layers", graph, selection=chosen).generate(asked, 40)[0] for graph in (True, False)
-        ]
-        assert [g.tokens for g in found[0]] == [g.tokens for g in found[1]]
 
 
 def test_sampled_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Decoder]) -> None:
@@ -229,10 +206,9 @@ def test_a_queue_of_64_prompts_through_8_rows(models: dict[torch.dtype, Decoder]
     assert statistics.launches < statistics.steps / 5
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
 @torch.inference_mode()
-def test_a_replay_neither_waits_nor_allocates(models: dict[torch.dtype, Decoder], method: str) -> None:
-    served = engine(models[torch.bfloat16], method, True)
+def test_a_replay_neither_waits_nor_allocates(models: dict[torch.dtype, Decoder]) -> None:
+    served = engine(models[torch.bfloat16], "dustin", True)
     served.generate(prompts(8), 5)
     state = served._state
     assert state is not None

@@ -277,8 +277,6 @@ def selection(budget: int) -> Selection:
 
 COMPARED = [
     *method_names.ADAPTIVE,
-    "dustin-layers",
-    "dustin-fused",
     "snapkv",
     "snapkv-8",
     "compresskv",

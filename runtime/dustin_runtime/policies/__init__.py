@@ -12,8 +12,6 @@ from dustin_runtime.policies.adaptive_split import DustinFeedback, DustinMargina
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
-from dustin_runtime.policies.dustin_fused import DustinFused
-from dustin_runtime.policies.dustin_layers import DustinLayers
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
 from dustin_runtime.policies.h2o import H2O
 from dustin_runtime.policies.quest import Quest, QuestQueryHead
@@ -25,7 +23,7 @@ from dustin_runtime.policies.triforce import TriForce
 
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec, TriForce),
-    *(Dustin, DustinT, DustinD, DustinLayers, DustinFused, DustinMerged, DustinMarginal, DustinFeedback),
+    *(Dustin, DustinT, DustinD, DustinMerged, DustinMarginal, DustinFeedback),
     *(
         StreamingLLM,
         StreamingPrompt,
@@ -40,7 +38,7 @@ _ALL: tuple[type[Policy], ...] = (
         SmallKV,
     ),
 )
-_JUDGED: tuple[type[Dustin], ...] = (Dustin, DustinT, DustinD, DustinLayers)
+_JUDGED: tuple[type[Dustin], ...] = (Dustin, DustinT, DustinD)
 """Those whose lists can be judged: they ask the configuration's heads, for which the estimate was fitted."""
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
@@ -100,9 +98,9 @@ def guarded(
         fitted = config.guard.sizes if config and config.guard else ()
         sizes_of = {"sizes": adaptive.sizes} if adaptive else {"sizes": tuple(sorted(set(fitted)))} if fitted else {}
         adaptive = AdaptiveBudget(target_arr=target_arr, **sizes_of)
-    if not (judged(policy) and policy.adapts):
+    if not judged(policy):
         if target_arr is not None:
-            raise UsageError(f"--target-arr: method {policy.name} has one budget; give one of {_able(adapts=True)}")
+            raise UsageError(f"--target-arr: method {policy.name} has one budget; give one of {_able()}")
         adaptive = None
     if threshold is not None and not 0 <= threshold <= 1:
         raise UsageError(f"--guard {threshold}: give 0, which is off, to 1, which verifies everything in full")
@@ -112,7 +110,7 @@ def guarded(
         return policy
     if not judged(policy):
         flag = "--guard" if threshold else "--full-every"
-        raise UsageError(f"{flag}: method {policy.name} cannot; give one of {_able(adapts=False)}")
+        raise UsageError(f"{flag}: method {policy.name} cannot; give one of {_able()}")
     assert policy.selection is not None
     known, sizes = config.guard if config else None, adaptive.sizes if adaptive else ()
     if known is None and (sizes or 0 < (threshold or 0) < 1):
@@ -152,8 +150,8 @@ def rule_of(policy: Policy) -> dict[str, str]:
     return {"rule": rule.label} if rule else {}
 
 
-def _able(adapts: bool) -> str:
-    return ", ".join(one.name for one in _JUDGED if one.adapts or not adapts)
+def _able() -> str:
+    return ", ".join(one.name for one in _JUDGED)
 
 
 def require_over_ranks(policy: Policy, world: int) -> None:
