@@ -44,8 +44,6 @@ _STYLES = {
     "dustin-t": Style("Dustin-T (history)", SKY, "v", "--"),
     "dustin-d": Style("Dustin-D (lookahead)", SKY, "^", "-."),
     "dustin-rest": Style("Dustin, with the rest", BLUE, "D", own=True),
-    "dustin-layers": Style("Dustin, layers' own", BLUE, "P", "--"),
-    "dustin-fused": Style("Dustin, fused by layer", BLUE, "X", "-"),
     "dustin-merged": Style("Dustin, merged ranking", BLUE, "*", "-."),
     "dustin-marginal": Style("Dustin, by marginal mass", BLUE, "X", ":"),
     "dustin-feedback": Style("Dustin, m by feedback", BLUE, "h", "--"),

@@ -1,9 +1,10 @@
-"""KL of `dustin-layers` by its settings, beside Dustin, SnapKV and the two oracles, paired by document.
+"""KL of methods, budgets and selections beside Dustin's and the two oracles', paired by document.
 
 python tools/study_lists.py CONFIG --pair smollm2 --data BOOKS --budget 256 --context 2112 --documents 6 -o lists.json
 
-One setting at a time is varied around the defaults; `--cells` gives others, as a JSON list or a file of one, such as
-'[{"share": 0.25, "per_step": 4}, {"method": "dustin-d"}]'. All cells of a document share one prefill. The file is
+`--cells` gives what is compared, as a JSON list or a file of one, such as '[{"method": "specattn-all"}, {"method":
+"dustin-merged", "budget": 512, "selection": {"split": {"weight": 0.67}}}]': a method or an oracle, its budget if not
+every `--budget`, and fields of the selection that are changed. All cells of a document share one prefill. The file is
 written after every document, and one that is there is continued.
 """
 
@@ -17,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
 from dustin_profile.cli.given_texts import open_texts
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import measure, prepare
@@ -27,64 +30,64 @@ from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
 from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import interval
-from dustin_runtime.config import DustinConfig, Fusion, OwnLists, changed, load_config
-from dustin_runtime.errors import DustinError
+from dustin_runtime.config import DustinConfig, Selection, changed, load_config
+from dustin_runtime.errors import DustinError, UsageError
 from dustin_runtime.files import write_json
 from dustin_runtime.policies import Policy, make_policy
-from dustin_runtime.policies.dustin_fused import DustinFused
-from dustin_runtime.policies.dustin_layers import DustinLayers
+from dustin_runtime.validation import one_line
 
-LAYERS, FUSED, BASE = DustinLayers.name, DustinFused.name, "dustin"
-BESIDE = (BASE, "dustin-d", "dustin-t", "snapkv-8", *ORACLES)
-VARIED: dict[str, tuple[Any, ...]] = {
-    "share": (0.25, 0.75),
-    "queries": (1, 4, 16, 32),
-    "per_step": (2, 4, "all"),
-    "heads": ("kv_head",),
-}
-Cell = dict[str, Any]
+BASE = "dustin"
+DEFAULT_METHODS = (BASE, "dustin-d", "dustin-t", "snapkv-8", *ORACLES)
+
+
+class Cell(BaseModel):
+    """What is compared; `selection` has the fields that differ from the configuration's."""
+
+    model_config = ConfigDict(extra="forbid")
+    method: str
+    budget: int | None = None
+    selection: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class Named:
     name: str
+    budget: int
     policy: Policy
 
 
-def default_cells() -> list[Cell]:
-    """Dustin and bounds, the defaults, and each setting's other values."""
-    return [
-        *({"method": name} for name in BESIDE),
-        {},
-        *({field: value} for field, values in VARIED.items() for value in values),
-    ]
+def read_cells(given: str | None) -> list[Cell]:
+    """Of `--cells`. Raises UsageError: it is not such a list."""
+    if given is None:
+        return [Cell(method=name) for name in DEFAULT_METHODS]
+    text = given if given.lstrip().startswith("[") else Path(given).read_text(encoding="utf-8")
+    try:
+        return TypeAdapter(list[Cell]).validate_json(text)
+    except ValidationError as error:
+        raise UsageError(f"--cells: {one_line(error)}") from None
 
 
 def policies(cells: Sequence[Cell], budgets: Sequence[int], served: DustinConfig) -> list[Named]:
-    """Every cell at every budget; what Dustin is compared with needs it, so it is always among them."""
-    found: dict[str, Policy] = {}
-    for budget in budgets:
-        for cell in [{"method": BASE}, *cells]:
-            fields = dict(cell)
-            method = fields.pop("method", LAYERS)
-            selection = changed(served.selection, budget, None)
-            name = method
-            if method == LAYERS:
-                if fields.get("per_step") == "all":
-                    fields["per_step"] = served.pair.target.layers
-                own = OwnLists.model_validate(fields)
-                selection = selection.model_copy(update={"own": own})
-                name = f"{LAYERS} {own.share:g} q{own.queries} s{own.per_step} {own.heads}"
-            if method == FUSED:
-                if fields.get("per_step") == "all":
-                    fields["per_step"] = served.pair.target.layers
-                fusion = Fusion.model_validate(fields)
-                selection = selection.model_copy(update={"fusion": fusion})
-                weights = f"{fusion.own:g}/{fusion.lookahead:g}/{fusion.history:g}"
-                name = f"{FUSED} {weights} q{fusion.queries} s{fusion.per_step} {fusion.heads} kept {fusion.kept:g}"
-            policy = ORACLES[method](selection) if method in ORACLES else make_policy(method, selection)
-            found[f"{name} k{budget}"] = policy
-    return [Named(name, policy) for name, policy in found.items()]
+    """Every cell at its budgets, behind Dustin at each of them, which the others are compared with."""
+    found = [
+        _named(cell, changed(served.selection, budget, None))
+        for cell in cells
+        for budget in ([cell.budget] if cell.budget else budgets)
+    ]
+    compared = dict.fromkeys(one.budget for one in found)
+    bases = [_named(Cell(method=BASE), changed(served.selection, budget, None)) for budget in compared]
+    return list({one.name: one for one in (*bases, *found)}.values())
+
+
+def _named(cell: Cell, selection: Selection) -> Named:
+    name = " ".join([cell.method, *(f"{field} {json.dumps(value)}" for field, value in cell.selection.items())])
+    try:
+        selection = Selection.model_validate(selection.model_dump() | cell.selection)
+    except ValidationError as error:
+        raise UsageError(f"--cells: {name}: {one_line(error)}") from None
+    make = ORACLES.get(cell.method)
+    policy = make(selection) if make else make_policy(cell.method, selection, "--cells")
+    return Named(f"{name} k{selection.budget}", selection.budget, policy)
 
 
 def document(texts: GivenTexts, models: Models, prompt: Prompt, cells: Sequence[Named]) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def rows(documents: Sequence[dict[str, Any]], cells: Sequence[Named]) -> list[li
     found = []
     for cell in cells:
         mine = [one["cells"][cell.name] for one in documents]
-        base = [one["cells"][f"{BASE} k{_budget(cell)}"]["kl"] for one in documents]
+        base = [one["cells"][f"{BASE} k{cell.budget}"]["kl"] for one in documents]
         kl = [one["kl"] for one in mine]
         less = interval([x - y for x, y in zip(kl, base, strict=True)], seed=0)
         found.append(
@@ -127,11 +130,6 @@ def rows(documents: Sequence[dict[str, Any]], cells: Sequence[Named]) -> list[li
     return found
 
 
-def _budget(cell: Named) -> int:
-    assert cell.policy.selection is not None
-    return cell.policy.selection.budget
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, help="heads, sink, window and depth; its m in proportion")
@@ -144,13 +142,10 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64, help="of a document's text")
     parser.add_argument("--budget", type=int, action="append", help="repeat for several; default 256")
-    parser.add_argument("--cells", help="a JSON list or a file of one, instead of the default cells")
+    parser.add_argument("--cells", help=f"a JSON list or a file of one; default: {', '.join(DEFAULT_METHODS)}")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
-    given, cells = arguments.cells, default_cells()
-    if given:
-        cells = json.loads(given if given.lstrip().startswith("[") else Path(given).read_text(encoding="utf-8"))
-    served = load_config(arguments.config)
+    cells, served = read_cells(arguments.cells), load_config(arguments.config)
     settings = {name: getattr(arguments, name) for name in ("pair", "target", "draft", "device", "dtype")}
     texts = open_texts(
         served,

@@ -85,7 +85,7 @@ def _ruled(plain: Sequence[Cell], config: DustinConfig, asked: Asked) -> list[Ce
     """The cells of one method with a rule; once, where that brings budgets of its own."""
     found: dict[str, Cell] = {}
     for cell in plain:
-        if judged(cell.policy) and (cell.policy.adapts or asked.target_arr is None):
+        if judged(cell.policy):
             policy = guarded(cell.policy, config, **asked._asdict())
             assert policy.selection is not None and cell.policy.selection is not None
             warn_of_config(policy, config, cell.policy.selection, depth=config.depth, windowed=False)

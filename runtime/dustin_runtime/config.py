@@ -28,9 +28,6 @@ from dustin_runtime.validation import FieldFault, dump_yaml, one_line, read_yaml
 
 SCHEMA_VERSION = 1
 MAX_DEPTH = 64
-MAX_OWN_QUERIES = 64
-"""Of a layer that are pooled: as many of a prompt's last queries are kept to begin with."""
-
 MOST_REST_QUERIES = 16
 """Of a layer, that what stands in for unread tokens is made from."""
 ADAPTIVE_SIZES = (128, 256, 512, 1024)
@@ -74,22 +71,6 @@ class LayerHeads(_Strict):
 
     layer: int = Field(ge=0)
     heads: tuple[int, ...] = Field(min_length=1)
-
-
-class OwnLists(_Strict):
-    """A part of the budget that every target layer chooses by its own recent queries, as `dustin-layers` does."""
-
-    share: float = Field(
-        default=0.5,
-        gt=0,
-        lt=1,
-        description="of budget - sink - window, what each layer chooses itself; m keeps its ratio",
-    )
-    queries: int = Field(
-        default=8, ge=1, le=MAX_OWN_QUERIES, description="last processed queries of a layer, whose rows are summed"
-    )
-    per_step: int = Field(default=1, ge=1, description="layers that choose anew in each step, in rotation")
-    heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
 
 
 class Rest(_Strict):
@@ -141,23 +122,6 @@ class Split(_Strict):
     )
 
 
-class Fusion(_Strict):
-    """How every target layer ranks the prefix by several scores at once, as `dustin-fused` does.
-
-    Each score is divided by its sum over the positions that compete, and weighted.
-    """
-
-    own: float = Field(default=0.5, gt=0, le=1, description="weight of what the layer's own last queries attend to")
-    lookahead: float = Field(default=0.5, ge=0, le=1, description="weight of the draft's lookahead")
-    history: float = Field(default=0.0, ge=0, le=1, description="weight of the target's history")
-    queries: int = Field(
-        default=8, ge=1, le=MAX_OWN_QUERIES, description="last processed queries of a layer, whose rows are summed"
-    )
-    per_step: int = Field(default=1, ge=1, description="layers that are scored anew in each step, in rotation")
-    kept: float = Field(default=0.0, ge=0, lt=1, description="share of a layer's former score that a new one keeps")
-    heads: Literal["layer", "kv_head"] = Field(default="layer", description="who has a list: a layer or each KV head")
-
-
 class Selection(_Strict):
     """Which tokens verification reads (arXiv 2606.24957, Eq. 6)."""
 
@@ -170,13 +134,9 @@ class Selection(_Strict):
     retrieval_heads: tuple[tuple[int, ...], ...] = Field(
         default=(), description="the first retrieval heads of every target layer, which CompressKV asks"
     )
-    own: OwnLists | None = Field(
-        default=None, description="what each layer chooses itself; None is the paper's one list"
-    )
     split: Split | None = Field(
         default=None, description="how methods without a fixed m split the budget; None is their defaults"
     )
-    fusion: Fusion | None = Field(default=None, description="how dustin-fused joins scores; None is its defaults")
     rest: Rest | None = Field(
         default=None, description="how dustin-rest stands in for what is not read; None is its defaults"
     )
@@ -193,7 +153,7 @@ class Selection(_Strict):
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what newer methods ask for where it is None, as files and run directories from before have it."""
         data: dict[str, Any] = serialise(self)
-        for field in ("own", "split", "fusion", "rest"):
+        for field in ("split", "rest"):
             if data.get(field, ...) is None:
                 del data[field]
         return data
@@ -356,15 +316,6 @@ class DustinConfig(_Strict):
             smallest, sink, window = self.adaptive_budget.sizes[0], self.selection.sink, self.selection.window
             if fault := budget_fault(smallest, 0, sink, window):
                 raise FieldFault(f"adaptive_budget.sizes: {fault}", "adaptive_budget", "sizes")
-        for name in ("own", "fusion"):
-            own = getattr(self.selection, name)
-            if own and own.per_step > target.layers:
-                raise FieldFault(
-                    f"selection.{name}.per_step {own.per_step}: {target.id} has {target.layers} layers; give no more",
-                    "selection",
-                    name,
-                    "per_step",
-                )
         return self
 
     @property

@@ -12,7 +12,7 @@ FULL = ("vanilla", "sd", *PARTIAL_DRAFT)
 ADAPTIVE = ("dustin-merged", "dustin-marginal", "dustin-feedback")
 """Split the budget between lookahead and history by the text."""
 LISTS = (
-    *("dustin", "dustin-t", "dustin-d", "dustin-rest", "dustin-layers", "dustin-fused", *ADAPTIVE),
+    *("dustin", "dustin-t", "dustin-d", "dustin-rest", *ADAPTIVE),
     *("streaming", "streaming-prompt", "snapkv", "snapkv-8", "compresskv", "h2o", "specattn", "specattn-all"),
 )
 """Verify over lists chosen before the target runs."""

@@ -43,7 +43,7 @@ def warn_of_config(policy: Policy, config: DustinConfig, selection: Selection, *
     if config.adaptive_budget and policy.selection and not (rule and rule.sizes):
         _warn(
             f"adaptive_budget: {policy.name} reads {policy.selection.budget} tokens at every step here; a --method that"
-            f" chooses among {', '.join(map(str, config.adaptive_budget.sizes))} is one of {able(adapts=True)}"
+            f" chooses among {', '.join(map(str, config.adaptive_budget.sizes))} is one of {able()}"
         )
 
 

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dustin_runtime.config import Fusion, LayerHeads, OwnLists, Selection
+from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.shards import Share
 from dustin_runtime.policies import POLICIES
-from dustin_runtime.policies.dustin_fused import fusion_of
-from dustin_runtime.policies.dustin_layers import own_lists
 from dustin_runtime.policies.dustin_rest import rest_of
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import DENSE
@@ -184,9 +182,6 @@ def step_costs(
             part_of_layers = 1 / rest.period  # of all; keys and values are read as by attention
             every = attention_cost(target, lengths, rest.queries, kv_bytes)
             scores = sum_costs(scores, Cost(round(every.bytes * part_of_layers), every.flops * part_of_layers))
-        if method in ("dustin-layers", "dustin-fused"):
-            own = fusion_of(selection) if method == "dustin-fused" else own_lists(selection)
-            scores = sum_costs(scores, own_cost(target, own, lengths, element_bytes))
     return StepCosts(target_linears, verify, draft_linears, draft_attention, scores, Cost(logits, 0.0))
 
 
@@ -211,14 +206,6 @@ def attention_cost(shape: ModelShape, read: Sequence[int], queries: int, element
 def history_cost(shape: ModelShape, asked: LayerHeads, lengths: Sequence[int], element_bytes: int) -> Cost:
     """Scores of the last processed token's query, over each row's prefix."""
     return _scores_cost(shape, (asked,), lengths, 1, element_bytes)
-
-
-def own_cost(shape: ModelShape, own: OwnLists | Fusion, lengths: Sequence[int], element_bytes: int) -> Cost:
-    """Scores of the layers that choose anew in a step, by all heads' last queries, over each row's prefix."""
-    heads = tuple(range(shape.query_heads))
-    layers = min(own.per_step, shape.layers)
-    every = [LayerHeads(layer=layer, heads=heads) for layer in range(layers)]
-    return _scores_cost(shape, every, lengths, own.queries, element_bytes)
 
 
 def lookahead_cost(

@@ -92,7 +92,7 @@ def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name
 @pytest.mark.parametrize(
     "name",
     [
-        *("dustin", "dustin-t", "dustin-layers", "dustin-fused", "dustin-marginal", "dustin-feedback"),
+        *("dustin", "dustin-t", "dustin-rest", "dustin-marginal", "dustin-feedback"),
         *("snapkv-8", "h2o", "specattn", "quest", "smallkv", "streaming"),
     ],
 )
@@ -293,23 +293,22 @@ def test_an_8_bit_cache_is_compared_with_full_verification_over_the_models(targe
     assert recovered(narrow, [full], DEPTH).tolist() == [pytest.approx([1.0] * len(full.lists))]
 
 
-def ruled(name: str, budget: int, rule: Rule) -> Policy:
-    return replace(make_policy(name, selection(budget)), rule=rule)  # type: ignore[call-arg]
+def ruled(budget: int, rule: Rule) -> Policy:
+    return replace(make_policy("dustin", selection(budget)), rule=rule)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("name", ["dustin", "dustin-layers"])
-def test_a_guard_is_measured_step_by_step(target: Decoder, name: str) -> None:
+def test_a_guard_is_measured_step_by_step(target: Decoder) -> None:
     """Steps in full count all tokens as read, and recover all attention."""
     ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=128)
     estimate = ((24, Coefficients(0.1, 0.4, 0.4)),)
-    plain = measure(ready, make_policy(name, selection(24)), DEPTH, VOCAB)
-    full = measure(ready, ruled(name, 24, Rule(threshold=1.0, estimate=estimate)), DEPTH, VOCAB)
+    plain = measure(ready, make_policy("dustin", selection(24)), DEPTH, VOCAB)
+    full = measure(ready, ruled(24, Rule(threshold=1.0, estimate=estimate)), DEPTH, VOCAB)
     assert plain.full is None and plain.estimate is None
     assert full.full is not None and full.full.all() and float(full.kl.max()) < 1e-6
     assert full.estimate is not None and len(full.estimate) == len(full.full) == len(full.lists)
     assert (full.estimate < 1).all()
     assert all(layer is None for step in full.lists for layer in step)
-    some = measure(ready, ruled(name, 24, Rule(every=3)), DEPTH, VOCAB)
+    some = measure(ready, ruled(24, Rule(every=3)), DEPTH, VOCAB)
     assert some.full is not None and some.full.tolist() == [step % 3 == 2 for step in range(len(some.lists))]
     assert [step[0] is None for step in some.lists] == some.full.tolist()
     assert plain.read < some.read < full.read
@@ -317,7 +316,7 @@ def test_a_guard_is_measured_step_by_step(target: Decoder, name: str) -> None:
     shares = recovered(ready, [plain, some, full], DEPTH)
     torch.testing.assert_close(shares[1][some.full], torch.ones(int(some.full.sum()), dtype=torch.float64))
     torch.testing.assert_close(shares[2], torch.ones_like(shares[2]))
-    never = measure(ready, ruled(name, 24, Rule(threshold=1e-9, estimate=estimate)), DEPTH, VOCAB)
+    never = measure(ready, ruled(24, Rule(threshold=1e-9, estimate=estimate)), DEPTH, VOCAB)
     torch.testing.assert_close(never.kl, plain.kl)
 
 
@@ -325,10 +324,10 @@ def test_several_budgets_read_what_they_choose(target: Decoder) -> None:
     ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=1)
     sizes = (12, 24, 48)
     estimate = tuple((size, Coefficients(0.1, 0.4, 0.4)) for size in sizes)
-    fixed = measure(ready, ruled("dustin", 24, Rule(threshold=1e-9, estimate=estimate)), DEPTH, VOCAB)
+    fixed = measure(ready, ruled(24, Rule(threshold=1e-9, estimate=estimate)), DEPTH, VOCAB)
     assert fixed.estimate is not None
     reached = float(fixed.estimate.median())
-    found = measure(ready, ruled("dustin", 48, Rule(sizes=sizes, target_arr=reached, estimate=estimate)), DEPTH, VOCAB)
+    found = measure(ready, ruled(48, Rule(sizes=sizes, target_arr=reached, estimate=estimate)), DEPTH, VOCAB)
     counts = {int((step[0] >= 0).sum()) for step in found.lists if step[0] is not None}
     assert counts <= set(sizes) and len(counts) > 1
     assert found.read == pytest.approx(sum(int((step[0] >= 0).sum()) for step in found.lists) / len(found.lists))

@@ -279,7 +279,7 @@ def test_columns_behind_the_prefix_change_nothing(method: str) -> None:
 
 
 def test_files_from_before_are_as_they_were() -> None:
-    assert "split" not in selection().model_dump() and "own" not in selection().model_dump()
+    assert "split" not in selection().model_dump()
     held = selection(split=Split(weight=0.5)).model_dump(mode="json")
     assert Selection.model_validate(held) == selection(split=Split(weight=0.5))
     with pytest.raises(ValueError, match="extra"):

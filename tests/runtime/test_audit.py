@@ -56,7 +56,7 @@ def run(served: Engine, draws: Sequence[Draw] | None = None) -> tuple[list[Gener
     return served.generate(PROMPTS, 30, draws=draws)
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers", "dustin-fused", "quest", "h2o", "smallkv", "snapkv-8"])
+@pytest.mark.parametrize("method", ["dustin", "dustin-rest", "quest", "h2o", "smallkv", "snapkv-8"])
 def test_audits_leave_the_text_as_it_is(target: Decoder, method: str) -> None:
     plain, statistics = run(engine(target, method, None))
     assert statistics.audits == [] and "divergence" not in statistics.as_dict()
@@ -82,7 +82,7 @@ def test_which_steps_are_audited_depends_on_the_seed(target: Decoder) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers", "h2o"])
+@pytest.mark.parametrize("method", ["dustin", "dustin-rest", "h2o"])
 def test_the_figure_is_that_of_one_full_pass_and_the_state_that_of_the_plain_step(target: Decoder, method: str) -> None:
     served, plain = engine(target, method, Audits(1.0)), engine(target, method, None)
     states = [one.fill(PROMPTS[:2], 100) for one in (served, plain)]

@@ -126,15 +126,15 @@ def test_guarded_rows_say_how_many_steps_were_full(tiny_pair: TinyPair, tmp_path
 
 def test_what_a_method_does_beside_the_drafting_is_timed_apart(tiny_pair: TinyPair, tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
-    shown = bench(tiny_pair, "--file", LICENSE, *SMALL, *methods("dustin-layers", "dustin"), f"--json={path}")
+    shown = bench(tiny_pair, "--file", LICENSE, *SMALL, *methods("dustin-rest", "dustin"), f"--json={path}")
     assert len(lines(shown)) == 2
     document = json.loads(path.read_text())
     by_method = {row["method"]: row["components_ms"] for row in document["rows"]}
-    assert by_method["dustin-layers"].keys() == by_method["dustin"].keys() | {"lists"}
-    assert by_method["dustin-layers"]["lists"] > 0
+    assert by_method["dustin-rest"].keys() == by_method["dustin"].keys() | {"lists"}
+    assert by_method["dustin-rest"]["lists"] > 0
     markdown = path.with_suffix(".md").read_text()
     place = [cell.strip() for cell in markdown.split("| data |")[1].splitlines()[0].split("|")].index("lists ms") + 1
-    assert {row[1]: row[place] != "" for row in table(markdown)} == {"dustin-layers": True, "dustin": False}
+    assert {row[1]: row[place] != "" for row in table(markdown)} == {"dustin-rest": True, "dustin": False}
 
 
 def test_batches_and_contexts_are_compared_each_with_its_own_vanilla(tiny_pair: TinyPair, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from dustin_runtime.config import (
     DustinConfig,
     LayerHeads,
     ModelIdentity,
-    OwnLists,
     PairIdentity,
     Selection,
     load_config,
@@ -175,37 +174,6 @@ def test_m_needs_a_draft_layer(path: Path) -> None:
     assert refused(path) == f":{line_of(path, 'lookahead:')}: selection: m is 120 but lookahead names no draft layer"
     edit(path, "m: 120", "m: 0")
     assert load_config(path).selection.lookahead == ()
-
-
-OWN = OwnLists(share=0.25, queries=4, per_step=2, heads="kv_head")
-
-
-def test_what_layers_choose_themselves_survives_the_file(path: Path) -> None:
-    assert "own" not in path.read_text() and load_config(path).selection.own is None
-    selection = CONFIG.selection.model_copy(update={"own": OWN})
-    with_own = CONFIG.model_copy(update={"selection": selection})
-    save_config(with_own, path)
-    assert load_config(path) == with_own
-    assert module.changed(selection, 256, None).own == OWN
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("share: 0.25", "share: 1", "selection.own.share: Input should be less than 1"),
-        ("share: 0.25", "share: 0", "selection.own.share: Input should be greater than 0"),
-        ("share: 0.25", "part: 0.25", "selection.own.part: unknown key"),
-        ("queries: 4", "queries: 0", "selection.own.queries: Input should be greater than or equal to 1"),
-        ("queries: 4", "queries: 65", "selection.own.queries: Input should be less than or equal to 64"),
-        ("per_step: 2", "per_step: 0", "selection.own.per_step: Input should be greater than or equal to 1"),
-        ("per_step: 2", "per_step: 29", "selection.own.per_step 29: org/target has 28 layers; give no more"),
-        ("heads: kv_head", "heads: head", "selection.own.heads: Input should be 'layer' or 'kv_head'"),
-    ],
-)
-def test_what_is_wrong_with_it_is_named(path: Path, before: str, after: str, message: str) -> None:
-    selection = CONFIG.selection.model_copy(update={"own": OWN})
-    save_config(CONFIG.model_copy(update={"selection": selection}), path)
-    assert re.fullmatch(rf"(:\d+)?: {re.escape(message)}.*", refused(edit(path, before, after)))
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_a_guard_and_budgets_that_the_options_do_not_go_with_are_said(
     adaptive = with_guard(config).model_copy(update={"adaptive_budget": AdaptiveBudget(target_arr=1.0, sizes=(24, 32))})
     save_config(adaptive, tmp_path / "config.yaml")
     served = ["--config", tmp_path / "config.yaml", "--max-new-tokens", 2]
-    found = generate(tiny_pair, *served, "--depth", 2, "--draft-budget", 9, "--compare", "dustin-layers", prompts=["A"])
+    found = generate(tiny_pair, *served, "--depth", 2, "--draft-budget", 9, "--compare", "dustin-merged", prompts=["A"])
     said = [line for line in found.err.splitlines() if line.startswith("warning: ")]
     assert [line.split(": ")[1] for line in said] == ["guard.depth", "guard.draft_cache", "adaptive_budget"]
     assert "warning: " not in generate(tiny_pair, *served, "--budget", 24, "--depth", 2, prompts=["A"]).err

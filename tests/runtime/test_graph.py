@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dustin_runtime.audit import Audits, summary
-from dustin_runtime.config import LayerHeads, OwnLists, Selection
+from dustin_runtime.config import LayerHeads, Rest, Selection
 from dustin_runtime.engine import Draw, Engine
 from dustin_runtime.errors import NothingMeasuredError
 from dustin_runtime.guard import Coefficients, Rule
@@ -113,11 +113,9 @@ def guarded_engine(target: Decoder, method: str, graph: bool, judge: Rule, rows:
     return Engine(stepper, frozenset([11]), rows=rows, graph=graph)
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
+@pytest.mark.parametrize("method", ["dustin", "dustin-rest"])
 @pytest.mark.parametrize("kind", list(GUARDED))
 def test_guarded_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Decoder], method: str, kind: str) -> None:
-    if kind == "adaptive" and method != "dustin":
-        pytest.skip("one budget")
     asked, judge = prompts(20), rule(**GUARDED[kind])
     for model in models.values():
         found = [guarded_engine(model, method, graph, judge).generate(asked, 40) for graph in (True, False)]
@@ -126,7 +124,7 @@ def test_guarded_graph_and_eager_give_equal_tokens(models: dict[torch.dtype, Dec
         assert found[0][1].kept == pytest.approx(found[1][1].kept)
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
+@pytest.mark.parametrize("method", ["dustin", "dustin-rest"])
 def test_a_guard_at_1_equals_vanilla_in_fp32(models: dict[torch.dtype, Decoder], method: str) -> None:
     asked, model = prompts(16), models[torch.float32]
     vanilla = [g.tokens for g in engine(model, "vanilla", True).generate(asked, 40)[0]]
@@ -158,7 +156,7 @@ def test_a_guarded_replay_neither_waits_nor_allocates(models: dict[torch.dtype, 
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers", "h2o"])
+@pytest.mark.parametrize("method", ["dustin", "dustin-rest", "h2o"])
 def test_audited_graphs_leave_the_text_and_find_what_eager_steps_find(
     models: dict[torch.dtype, Decoder], method: str
 ) -> None:
@@ -178,21 +176,14 @@ def test_audited_graphs_leave_the_text_and_find_what_eager_steps_find(
         assert found[0].mean == pytest.approx(found[1].mean, rel=1.0)
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        OwnLists(per_step=3, queries=20),
-        OwnLists(per_step=2, queries=1, heads="kv_head", share=0.75),
-        OwnLists(per_step=9, queries=64, share=0.25),
-    ],
-)
-def test_graph_and_eager_give_equal_tokens_for_every_kind_of_own_lists(
-    models: dict[torch.dtype, Decoder], own: OwnLists
+@pytest.mark.parametrize("rest", [Rest(period=1, queries=16), Rest(period=2, queries=1), Rest(period=7, weight=0.5)])
+def test_graph_and_eager_give_equal_tokens_for_every_kind_of_rest(
+    models: dict[torch.dtype, Decoder], rest: Rest
 ) -> None:
-    asked, chosen = prompts(20), SELECTION.model_copy(update={"own": own})
+    asked, chosen = prompts(20), SELECTION.model_copy(update={"rest": rest})
     for model in models.values():
         found = [
-            engine(model, "dustin-layers", graph, selection=chosen).generate(asked, 40)[0] for graph in (True, False)
+            engine(model, "dustin-rest", graph, selection=chosen).generate(asked, 40)[0] for graph in (True, False)
         ]
         assert [g.tokens for g in found[0]] == [g.tokens for g in found[1]]
 
@@ -229,7 +220,7 @@ def test_a_queue_of_64_prompts_through_8_rows(models: dict[torch.dtype, Decoder]
     assert statistics.launches < statistics.steps / 5
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
+@pytest.mark.parametrize("method", ["dustin", "dustin-rest"])
 @torch.inference_mode()
 def test_a_replay_neither_waits_nor_allocates(models: dict[torch.dtype, Decoder], method: str) -> None:
     served = engine(models[torch.bfloat16], method, True)

@@ -51,7 +51,7 @@ SELECTION = Selection(
     lookahead=(LayerHeads(layer=1, heads=(0, 4)), LayerHeads(layer=0, heads=(2,))),
 )
 ESTIMATE = Coefficients(0.1, 0.4, 0.4)
-METHODS = ("dustin", "dustin-t", "dustin-d", "dustin-layers")
+METHODS = ("dustin", "dustin-t", "dustin-d", "dustin-rest")
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +135,10 @@ def test_a_threshold_between_guards_some_steps_and_rows_do_not_disturb_each_othe
     assert run(target, "dustin")[1].kept <= less < more < run(target, "vanilla")[1].kept
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-layers"])
-def test_every_third_step_of_a_row_is_full(target: Decoder, method: str) -> None:
+def test_every_third_step_of_a_row_is_full(target: Decoder) -> None:
     """Counted from the row's own first step, also where a row takes another prompt."""
     for rows in (1, 2, None):
-        policy = replace(make_policy(method, SELECTION), rule=Rule(every=3))  # type: ignore[call-arg]
+        policy = replace(make_policy("dustin", SELECTION), rule=Rule(every=3))  # type: ignore[call-arg]
         stepper = Stepper(target, target.first_layers(3), policy, policy.selection, 3, 37)
         seen: dict[int, list[int]] = {}
 
@@ -200,7 +199,7 @@ def test_a_mixed_attention_is_dense_and_sparse_by_row() -> None:
 SIZES = (8, 14, 28)
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-t", "dustin-d"])
+@pytest.mark.parametrize("method", METHODS)
 def test_an_adaptive_budget_that_always_or_never_suffices_is_a_fixed_one(target: Decoder, method: str) -> None:
     for reached, size in ((1e-9, 8), (1.0, 28)):
         found = run(target, method, rule(SIZES, target_arr=reached))
@@ -268,8 +267,8 @@ def test_a_guard_is_made_of_what_is_asked_and_what_the_config_says() -> None:
         assert found.selection is not None and found.selection.budget == 28
         assert found.rule.target_arr == reached and found.rule.sizes == (8, 14, 28)  # type: ignore[attr-defined]
         assert dict(found.rule.estimate) == {8: across, 14: ESTIMATE, 28: across}  # type: ignore[attr-defined]
-    layers = make_policy("dustin-layers", SELECTION)
-    assert guarded(layers, adaptive) is layers  # it has one budget
+    merged = make_policy("dustin-merged", SELECTION)
+    assert guarded(merged, adaptive) is merged  # it has one budget
     full = guarded(dustin, config(), threshold=1.0)
     assert full.rule == Rule(every=1)  # type: ignore[attr-defined]
 
@@ -322,11 +321,11 @@ def test_an_older_guard_was_fitted_at_what_stands_beside_it(tmp_path: Path) -> N
 
 def test_a_method_that_reads_one_budget_says_so_of_a_config_with_several() -> None:
     served = config(guard=FITTED, adaptive_budget=AdaptiveBudget(target_arr=0.9, sizes=(14, 28)))
-    for method in ("dustin-layers", "streaming"):
+    for method in ("dustin-merged", "streaming"):
         (said,) = warned(make_policy(method, SELECTION), served, SELECTION)
         assert said == (
             f"adaptive_budget: {method} reads 14 tokens at every step here; a --method that chooses among 14, 28 is one"
-            " of dustin, dustin-t, dustin-d"
+            " of dustin, dustin-t, dustin-d, dustin-rest"
         )
     adapts = guarded(make_policy("dustin", SELECTION), served)
     assert warned(adapts, served, SELECTION) == warned(make_policy("vanilla", None), served, SELECTION) == []
@@ -344,8 +343,8 @@ def test_what_no_guard_can_do_is_refused() -> None:
         guarded(vanilla, config(guard=FITTED), threshold=0.8)
     with pytest.raises(UsageError, match="--full-every: method vanilla cannot"):
         guarded(vanilla, None, every=3)
-    with pytest.raises(UsageError, match=r"--target-arr: method dustin-layers has one budget; .* dustin-d$"):
-        guarded(make_policy("dustin-layers", SELECTION), config(guard=FITTED), target_arr=0.8)
+    with pytest.raises(UsageError, match=r"--target-arr: method dustin-merged has one budget; .* dustin-rest$"):
+        guarded(make_policy("dustin-merged", SELECTION), config(guard=FITTED), target_arr=0.8)
     for threshold in (-0.1, 1.5, float("nan")):
         with pytest.raises(UsageError, match=f"--guard {threshold}: give 0, which is off, to 1"):
             guarded(dustin, config(guard=FITTED), threshold=threshold)

@@ -277,8 +277,7 @@ def selection(budget: int) -> Selection:
 
 COMPARED = [
     *method_names.ADAPTIVE,
-    "dustin-layers",
-    "dustin-fused",
+    "dustin-rest",
     "snapkv",
     "snapkv-8",
     "compresskv",

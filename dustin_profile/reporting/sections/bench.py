@@ -19,7 +19,7 @@ HEADER = ("method", "tokens/s", "over vanilla", "data", "step, ms", "floor, ms",
 PARTS = {
     "draft": "draft",
     "scores": "scores",
-    "lists": "layers' own lists",
+    "lists": "lists, beside the drafting",
     "selection": "selection",
     "verify_attention": "verify: attention",
     "linears": "verify: linears",

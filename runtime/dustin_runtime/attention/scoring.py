@@ -14,7 +14,7 @@ from torch import Tensor
 from dustin_runtime.config import LayerHeads
 from dustin_runtime.kernels import processors, usable
 from dustin_runtime.models.shape import ModelShape
-from dustin_runtime.scaled import Held, Scaled, bits, of_layer, parts, plain, shown
+from dustin_runtime.scaled import Held, of_layer, plain, shown
 
 MASS_QUERIES = 64
 """Queries of all heads whose rows over a long prompt exist at once."""
@@ -204,42 +204,6 @@ def received_mass_reference(q: Tensor, k: Held) -> Tensor:
         seen = keys - tokens + end
         total[..., :seen] += last_rows(q[:, begin:end], k[:, :seen]).sum(dim=3)
     return total
-
-
-def layer_mass(q: Tensor, keys: Held, layer: Tensor, position: Tensor, share: float | None = None) -> Tensor:
-    """Attention that every sequence's queries pay in one layer, which may be another one for each sequence.
-
-    The layers are known on the device alone, so a CUDA graph can hold the call.
-
-    Args:
-        q: [..., batch, queries, query_heads, head_size] of those layers, after RoPE.
-        keys: [layers, batch, columns, kv_heads, head_size] after RoPE.
-        layer: [..., batch] int64: a sequence may be asked in several.
-        position: [batch, queries] int64, ascending, below `columns`: where each query stands.
-        share: of the GPU's processors that are used, roughly; by default all.
-
-    Returns:
-        [..., batch, kv_heads, columns] fp32: rows over [0, position], summed over queries and a KV head's query heads.
-    """
-    if usable(q, heads_of=q.shape[-1]):
-        from dustin_runtime.kernels import layer_mass as kernels
-
-        programs = None if share is None else int(share * processors(q.device))
-        return kernels.layer_mass(q, keys, layer, position, programs)
-    return layer_mass_reference(q, keys, layer, position)
-
-
-def layer_mass_reference(q: Tensor, keys: Held, layer: Tensor, position: Tensor) -> Tensor:
-    """The same in plain torch."""
-    if layer.dim() > 1:
-        turns = zip(q, layer, strict=True)
-        return torch.stack([layer_mass_reference(queries, keys, one, position) for queries, one in turns])
-    row = torch.arange(len(layer), device=layer.device)
-    stored, scale = parts(keys)
-    if scale is None:
-        return rows_at(q, stored[layer, row], position).sum(dim=(2, 3))
-    k = Scaled(bits(stored)[layer, row].view(stored.dtype), scale[layer, row])
-    return rows_at(q, k, position).sum(dim=(2, 3))
 
 
 def attention_scores(q: Tensor, k: Held, heads: Sequence[int], group: int, position: Tensor) -> Tensor:

@@ -35,14 +35,12 @@ NOTHING = Asked()
 
 
 def made(method: str, selection: Selection, config: DustinConfig | None = None, asked: Asked = NOTHING) -> Policy:
-    """A method; of a guard, and of several budgets, as much as it can do.
+    """A method; with what is asked of a guard, and of several budgets, if it can do that.
 
     Raises: as `policies.guarded`.
     """
     policy = make_policy(method, selection if POLICIES[method].needs_selection else None)
-    if not judged(policy):
-        return policy
-    return guarded(policy, config, **(asked if policy.adapts else asked._replace(target_arr=None))._asdict())
+    return guarded(policy, config, **asked._asdict()) if judged(policy) else policy
 
 
 @dataclass(frozen=True)

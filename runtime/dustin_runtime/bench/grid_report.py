@@ -90,7 +90,7 @@ def markdown(found: dict[str, Any]) -> str:
     """The document for people."""
     said, roof, ranks = ", ".join(found["synthetic"]), found["roofline"], found.get("ranks", 1)
     timed = {name for row in found["rows"] for name in row["components_ms"]}
-    shown = [name for name in COMPONENTS if name in timed or name != "lists"]  # which one method alone has
+    shown = [name for name in COMPONENTS if name in timed or name != "lists"]  # which few methods have
     if ranks > 1:
         shown.insert(-1, ALL_REDUCE)
     head = ["data", *_HEADER, *(f"{_TITLES.get(name, name.replace('_', ' '))} ms" for name in shown)]
@@ -132,10 +132,7 @@ def markdown(found: dict[str, Any]) -> str:
         "scores are computed while the draft runs.",
     ]
     if "lists" in shown:
-        lines += [
-            "`lists` are what layers choose for themselves: scored and ranked beside the drafting, and their queries",
-            "kept beside the logits.",
-        ]
+        lines += ["`lists` is what a method does for its lists beside the drafting, and beside the logits."]
     if ranks > 1:
         rate, latency = roof["link_bytes_per_s"] / 1e9, 1e6 * roof["all_reduce_latency_s"]
         lines += [

@@ -22,11 +22,6 @@ def usable(x: Tensor, heads_of: int | None = None) -> bool:
     return x.is_cuda and x.dtype in _DTYPES and size and _triton_installed()
 
 
-def usable_for_positions(x: Tensor) -> bool:
-    """The same of a kernel that has to do with whole numbers alone."""
-    return x.is_cuda and _triton_installed()
-
-
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least n (n >= 1)."""
     return 1 << (n - 1).bit_length()

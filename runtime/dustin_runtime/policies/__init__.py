@@ -12,8 +12,6 @@ from dustin_runtime.policies.adaptive_split import DustinFeedback, DustinMargina
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
-from dustin_runtime.policies.dustin_fused import DustinFused
-from dustin_runtime.policies.dustin_layers import DustinLayers
 from dustin_runtime.policies.dustin_rest import DustinRest
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
 from dustin_runtime.policies.h2o import H2O
@@ -26,7 +24,7 @@ from dustin_runtime.policies.triforce import TriForce
 
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec, TriForce),
-    *(Dustin, DustinT, DustinD, DustinRest, DustinLayers, DustinFused, DustinMerged, DustinMarginal, DustinFeedback),
+    *(Dustin, DustinT, DustinD, DustinRest, DustinMerged, DustinMarginal, DustinFeedback),
     *(
         StreamingLLM,
         StreamingPrompt,
@@ -41,7 +39,7 @@ _ALL: tuple[type[Policy], ...] = (
         SmallKV,
     ),
 )
-_JUDGED: tuple[type[Dustin], ...] = (Dustin, DustinT, DustinD, DustinRest, DustinLayers)
+_JUDGED: tuple[type[Dustin], ...] = (Dustin, DustinT, DustinD, DustinRest)
 """Those whose lists can be judged: they ask the configuration's heads, for which the estimate was fitted."""
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
@@ -101,9 +99,9 @@ def guarded(
         fitted = config.guard.sizes if config and config.guard else ()
         sizes_of = {"sizes": adaptive.sizes} if adaptive else {"sizes": tuple(sorted(set(fitted)))} if fitted else {}
         adaptive = AdaptiveBudget(target_arr=target_arr, **sizes_of)
-    if not (judged(policy) and policy.adapts):
+    if not judged(policy):
         if target_arr is not None:
-            raise UsageError(f"--target-arr: method {policy.name} has one budget; give one of {able(adapts=True)}")
+            raise UsageError(f"--target-arr: method {policy.name} has one budget; give one of {able()}")
         adaptive = None
     if threshold is not None and not 0 <= threshold <= 1:
         raise UsageError(f"--guard {threshold}: give 0, which is off, to 1, which verifies everything in full")
@@ -113,7 +111,7 @@ def guarded(
         return policy
     if not judged(policy):
         flag = "--guard" if threshold else "--full-every"
-        raise UsageError(f"{flag}: method {policy.name} cannot; give one of {able(adapts=False)}")
+        raise UsageError(f"{flag}: method {policy.name} cannot; give one of {able()}")
     assert policy.selection is not None
     known, sizes = config.guard if config else None, adaptive.sizes if adaptive else ()
     if known is None and (sizes or 0 < (threshold or 0) < 1):
@@ -153,9 +151,9 @@ def rule_of(policy: Policy) -> dict[str, str]:
     return {"rule": rule.label} if rule else {}
 
 
-def able(adapts: bool) -> str:
-    """Names of the methods that `guarded` can give a rule; with `adapts`, one of several budgets."""
-    return ", ".join(one.name for one in _JUDGED if one.adapts or not adapts)
+def able() -> str:
+    """Names of the methods that `guarded` can give a rule."""
+    return ", ".join(one.name for one in _JUDGED)
 
 
 def require_over_ranks(policy: Policy, world: int) -> None:

@@ -27,8 +27,6 @@ class Dustin(Policy):
     name: ClassVar[str] = "dustin"
     over_ranks: ClassVar[bool] = True
     needs_selection: ClassVar[bool] = True
-    adapts: ClassVar[bool] = True
-    """Whether a rule may have several budgets."""
     rule: Rule | None = None
 
     @property
@@ -79,16 +77,11 @@ class Dustin(Policy):
             return super().verification(signals)
         due = self._due(signals, self.rule) if self.rule.every else None
         lookahead, history = self._scores(signals)
-        kept, estimate = self._judged(signals, lookahead, history, self.rule)
-        return self._attention(signals, kept, self.rule.full(estimate, due), estimate)
+        kept, estimate = self._judged(signals.lengths, lookahead, history, self.rule)
+        return SparseAttention(kept, full=self.rule.full(estimate, due), estimate=estimate)
 
     def select(self, signals: Signals) -> Tensor:
-        return self._lists(signals, *self._scores(signals))
-
-    def _attention(
-        self, signals: Signals, kept: Tensor, full: Tensor | None, estimate: Tensor | None
-    ) -> SparseAttention:
-        return SparseAttention(kept, full=full, estimate=estimate)
+        return self._lists(signals.lengths, *self._scores(signals))
 
     def _due(self, signals: Signals, rule: Rule) -> Tensor:
         """Rows whose turn it is to be verified in full; counts the step."""
@@ -103,36 +96,33 @@ class Dustin(Policy):
         return lookahead, signals.history() if self.uses_history else None
 
     def _judged(
-        self, signals: Signals, lookahead: Tensor | None, history: Tensor | None, rule: Rule
+        self, lengths: Tensor, lookahead: Tensor | None, history: Tensor | None, rule: Rule
     ) -> tuple[Tensor, Tensor | None]:
         """The lists, and what they are estimated to recover, [batch] fp64; None if that is not asked for."""
         assert self.selection is not None
         if lookahead is None or history is None or not rule.estimates:
-            return self._lists(signals, lookahead, history), None
-        scores = Scores.of(history, lookahead, signals.lengths)
+            return self._lists(lengths, lookahead, history), None
+        scores = Scores.of(history, lookahead, lengths)
         if not rule.sizes:
-            kept = self._lists(signals, lookahead, history)
-            return kept, rule.estimated(self.selection.budget, kept, scores, signals.lengths)
+            kept = self._lists(lengths, lookahead, history)
+            return kept, rule.estimated(self.selection.budget, kept, scores, lengths)
         lists, estimates = [], []
         for size in rule.sizes:
             part = type(self)(changed(self.selection, size, None), rule)
-            kept = part._lists(signals, lookahead, history)
-            estimates.append(rule.estimated(size, kept, scores, signals.lengths))
+            kept = part._lists(lengths, lookahead, history)
+            estimates.append(rule.estimated(size, kept, scores, lengths))
             lists.append(torch.nn.functional.pad(kept, (0, rule.sizes[-1] - size), value=-1))
         estimated = torch.stack(estimates)
         chosen = rule.smallest(estimated)
         row = torch.arange(len(chosen), device=chosen.device)
         return torch.cat(lists)[chosen, row].unsqueeze(0), estimated[chosen, row]
 
-    def _lists(self, signals: Signals, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
+    def _lists(self, lengths: Tensor, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
         """What `select` returns, from scores."""
-        return self._global_list(signals.lengths, lookahead, history)[None, :, None]  # for all layers and heads
-
-    def _global_list(self, lengths: Tensor, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
-        """[batch, budget] int64, see `selection.select`."""
         budget, sink, window, m = self._settings
         ahead, back = (lookahead if m else None), (history if m < budget - sink - window else None)
-        return select(ahead, back, lengths, budget=budget, m=m, sink=sink, window=window)
+        kept = select(ahead, back, lengths, budget=budget, m=m, sink=sink, window=window)
+        return kept[None, :, None]  # for all layers and heads
 
 
 @dataclass(frozen=True)

@@ -460,6 +460,14 @@ def test_every_committed_result_is_read() -> None:
     assert kinds == {read_json(path)["kind"] for path in paths} - {"dustin-study-lists"}
 
 
+def test_a_method_that_is_no_longer_known_is_shown_by_its_name(tmp_path: Path) -> None:
+    path = RESULTS / "study-lists" / "bench-7b-1xh200.json"
+    gone = {row["method"] for row in read_json(path)["rows"]} - set(METHODS)
+    assert gone
+    _, page, _ = report(path, "-o", tmp_path / "page.html", "--no-figures")
+    assert all(name in page.text for name in gone)
+
+
 def test_folders_of_runs_are_searched(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "all" / "pairs" / "tiny")
     shutil.copy(RESULTS / "bench-qwen7b-1xh200.json", tmp_path / "all" / "bench.json")
