@@ -74,14 +74,19 @@ class Dustin(Policy):
 
     def verification(self, signals: Signals) -> Verification:
         if self.rule is None:
-            return super().verification(signals)
+            return self._attention(signals, self.select(signals))
         due = self._due(signals, self.rule) if self.rule.every else None
         lookahead, history = self._scores(signals)
         kept, estimate = self._judged(signals.lengths, lookahead, history, self.rule)
-        return SparseAttention(kept, full=self.rule.full(estimate, due), estimate=estimate)
+        return self._attention(signals, kept, self.rule.full(estimate, due), estimate)
 
     def select(self, signals: Signals) -> Tensor:
         return self._lists(signals.lengths, *self._scores(signals))
+
+    def _attention(
+        self, signals: Signals, kept: Tensor, full: Tensor | None = None, estimate: Tensor | None = None
+    ) -> SparseAttention:
+        return SparseAttention(kept, full=full, estimate=estimate)
 
     def _due(self, signals: Signals, rule: Rule) -> Tensor:
         """Rows whose turn it is to be verified in full; counts the step."""

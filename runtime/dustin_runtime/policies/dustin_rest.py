@@ -190,13 +190,8 @@ class DustinRest(Dustin):
         listed = verification.lists[0, :, 0]
         self._memory(signals).keep(list(verification.queries.values()), listed, signals.lengths)
 
-    def verification(self, signals: Signals) -> Verification:
-        if self.rule is None:
-            return self._attention(signals, self.select(signals), None, None)
-        return super().verification(signals)
-
     def _attention(
-        self, signals: Signals, kept: Tensor, full: Tensor | None, estimate: Tensor | None
+        self, signals: Signals, kept: Tensor, full: Tensor | None = None, estimate: Tensor | None = None
     ) -> SparseAttention:
         return RestAttention(kept, self._memory(signals).tokens, full=full, estimate=estimate)
 
