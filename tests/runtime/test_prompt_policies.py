@@ -276,7 +276,7 @@ def selection(budget: int) -> Selection:
 
 
 COMPARED = [
-    *method_names.ADAPTIVE,
+    "dustin-merged",
     "snapkv",
     "snapkv-8",
     "compresskv",
