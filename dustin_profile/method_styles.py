@@ -45,8 +45,6 @@ _STYLES = {
     "dustin-d": Style("Dustin-D (lookahead)", SKY, "^", "-."),
     "dustin-rest": Style("Dustin, with the rest", BLUE, "D", own=True),
     "dustin-merged": Style("Dustin, merged ranking", BLUE, "*", "-."),
-    "dustin-marginal": Style("Dustin, by marginal mass", BLUE, "X", ":"),
-    "dustin-feedback": Style("Dustin, m by feedback", BLUE, "h", "--"),
     "oracle": Style("oracle, one list", GREY, "d", "--", bound=True),
     "oracle-by-head": Style("oracle, per head", GREY, "D", ":", bound=True),
     "streaming": Style("StreamingLLM", ORANGE, "s"),

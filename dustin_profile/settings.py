@@ -122,7 +122,7 @@ class SearchSettings:
     trials: int = option(100, "Trials of the samplers tpe, gp and brute.")
     held_out: float = option(0.3, "Share of the documents that only the report sees.")
     seed: int = option(0, "Seed of samplers and intervals.")
-    fit_split: bool = option(False, "Fit what dustin-merged, dustin-marginal and dustin-feedback can learn, too.")
+    fit_split: bool = option(False, "Fit the weight of lookahead in dustin-merged, too.")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""KL of splits that follow the text, beside fixed ones and the best fixed one of each document, paired by document.
+"""KL of dustin-merged by its weight, beside fixed m and the best fixed m of each document, paired by document.
 
 python tools/study_splits.py CONFIG --pair smollm2 --data topics --data BOOKS --budget 128 --budget 256 -o splits.json
 
-Cells: Dustin at the configured m, at nine m from 0 to all that is free, and the three rules. `--cells` gives others of
-the latter, as a JSON list or a file of one, such as '[{"method": "dustin-merged", "weight": 0.75}]'; the other keys are
-fields of `selection.split`. With a run directory `--run` what can be learned is fitted on the documents that its search
-chose on, cells with `"fitted": true` have it, and ARR is given on the others. A cell's share of the gap is how much of
-what the best fixed m of each document (in hindsight, of the nine and the configured one) saves it saves too. All
-cells of a document share one prefill. The file is written after every document, and one that is there is continued.
+Cells: Dustin at the configured m and at nine m from 0 to all that is free, and dustin-merged. `--cells` gives others of
+the latter, as a JSON list or a file of one, of fields of `selection.split`, such as '[{"weight": 0.75}]'. With a run
+directory `--run` one more has the weight that is fitted on the documents that its search chose on, and ARR is given on
+the others. A cell's share of the gap is how much of what the best fixed m of each document (in hindsight, of the nine
+and the configured one) saves it saves too. All cells of a document share one prefill. The file is written after every
+document, and one that is there is continued.
 """
 
 from __future__ import annotations
@@ -34,24 +34,18 @@ from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, Selection, Split, changed, load_config
 from dustin_runtime.errors import DustinError
 from dustin_runtime.files import write_json
-from dustin_runtime.method_names import ADAPTIVE
-from dustin_runtime.policies import make_policy
 from dustin_runtime.policies.dustin import Dustin
+from dustin_runtime.policies.dustin_merged import DustinMerged
 
-BASE = "dustin"
+BASE, MERGED = Dustin.name, DustinMerged.name
 EIGHTHS = range(9)
 """Fixed m, of all that is free."""
 DEFAULT_CELLS: tuple[dict[str, Any], ...] = (
-    *({"method": name} for name in ADAPTIVE),
-    *({"method": "dustin-merged", "weight": weight} for weight in (0.25, 0.5, 0.75, 0.875)),
-    {"method": "dustin-merged", "scale": "rank"},
-    {"method": "dustin-merged", "combine": "max"},
-    {"method": "dustin-marginal", "combine": "max"},
-    {"method": "dustin-feedback", "rate": 0.02},
-    {"method": "dustin-feedback", "handicap": 1},
-    {"method": "dustin-feedback", "handicap": 4},
+    {},
+    *({"weight": weight} for weight in (0.25, 0.5, 0.75, 0.875)),
+    {"scale": "rank"},
+    {"combine": "max"},
 )
-FITTED: tuple[dict[str, Any], ...] = tuple({"method": name, "fitted": True} for name in ADAPTIVE)
 
 
 @dataclass(frozen=True)
@@ -64,29 +58,20 @@ class Cell:
 
 
 def cells_at(selection: Selection, cells: Sequence[dict[str, Any]], fitted: Split | None) -> list[Cell]:
-    """All cells at one budget, the configured m first."""
+    """All cells at one budget, the configured m first, what was fitted last."""
     free = selection.budget - selection.sink - selection.window
-    found = [_cell(BASE, selection, BASE, True)]
-    for eighth in EIGHTHS:
-        at = changed(selection, None, free * eighth // 8)
-        found.append(_cell(f"{BASE} m {eighth}/8", at, BASE, True))
-    for cell in cells:
-        fields = dict(cell)
-        method, learned = fields.pop("method"), fields.pop("fitted", False)
-        if learned and fitted is None:
-            raise SystemExit("a cell is fitted: give the run directory to fit it on with --run")
-        begun = fitted.model_dump() if learned and fitted else {}
-        own = Split.model_validate(begun | fields)
-        said = [*(["fitted"] if learned else []), *(f"{name} {value}" for name, value in fields.items())]
-        name = " ".join([method, *said])
-        found.append(_cell(name, selection.model_copy(update={"split": own}), method, False))
-    return list({cell.name: cell for cell in found}.values())
+    found = [_cell(BASE, Dustin(selection))]
+    found += [_cell(f"{BASE} m {eighth}/8", Dustin(changed(selection, None, free * eighth // 8))) for eighth in EIGHTHS]
+    splits = {" ".join(f"{name} {value}" for name, value in one.items()): Split.model_validate(one) for one in cells}
+    for name, split_by in (splits | ({"fitted": fitted} if fitted else {})).items():
+        merged = DustinMerged(selection.model_copy(update={"split": split_by}))
+        found.append(_cell(f"{MERGED} {name}".rstrip(), merged))
+    return found
 
 
-def _cell(name: str, selection: Selection, method: str, fixed: bool) -> Cell:
-    policy = make_policy(method, selection)
-    assert isinstance(policy, Dustin)
-    return Cell(f"{name} k{selection.budget}", policy, fixed)
+def _cell(name: str, policy: Dustin) -> Cell:
+    assert policy.selection is not None
+    return Cell(f"{name} k{policy.selection.budget}", policy, policy.name == BASE)
 
 
 def document(texts: GivenTexts, models: Models, prompt: Prompt, kind: str, cells: Sequence[Cell]) -> dict[str, Any]:
@@ -198,7 +183,7 @@ def main() -> None:
     kinds: list[str | None] = arguments.kind or [None] * len(data)
     served = load_config(arguments.config)
     budgets = arguments.budget or [256]
-    given, cells = arguments.cells, [*DEFAULT_CELLS, *(FITTED if arguments.run else ())]
+    given, cells = arguments.cells, list(DEFAULT_CELLS)
     if given:
         cells = json.loads(given if given.lstrip().startswith("[") else Path(given).read_text(encoding="utf-8"))
     splits = learned(arguments.run, served, budgets) if arguments.run else {}

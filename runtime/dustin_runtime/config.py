@@ -83,43 +83,19 @@ class Rest(_Strict):
     weight: float = Field(default=1.0, gt=0, le=1, description="of the attention that it would have, what it gets")
 
 
-class PowerLaw(_Strict):
-    """Of the target's attention in a score: `factor * share ** exponent`, both as shares of what is not protected."""
-
-    factor: float = Field(gt=0, allow_inf_nan=False)
-    exponent: float = Field(gt=0, allow_inf_nan=False)
-
-
 class Split(_Strict):
-    """How the budget is split between lookahead and history by the methods that have no fixed m."""
+    """How `dustin-merged` makes one ranking of lookahead and history."""
 
     weight: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="dustin-merged: of lookahead, not history; None is m / (budget - sink - window), 1/8 to 7/8",
+        description="of lookahead, not history; None is m / (budget - sink - window), 1/8 to 7/8",
     )
     scale: Literal["sum", "rank"] = Field(
-        default="sum", description="dustin-merged: scores over their sum, or over the last that would be kept alone"
+        default="sum", description="scores over their sum, or over the last that would be kept alone"
     )
-    combine: Literal["sum", "max"] = Field(
-        default="sum", description="dustin-merged, dustin-marginal: what becomes of a token's two values"
-    )
-    lookahead_law: PowerLaw = Field(
-        default=PowerLaw(factor=1, exponent=0.5), description="dustin-marginal: attention expected of a lookahead share"
-    )
-    history_law: PowerLaw = Field(
-        default=PowerLaw(factor=1, exponent=0.5), description="dustin-marginal: attention expected of a history share"
-    )
-    rate: float = Field(
-        default=0.05, ge=0, le=1, description="dustin-feedback: of the free budget, the most that m moves in a step"
-    )
-    handicap: float = Field(
-        default=16,
-        gt=0,
-        allow_inf_nan=False,
-        description="dustin-feedback: what the attention on lookahead's tokens is multiplied by",
-    )
+    combine: Literal["sum", "max"] = Field(default="sum", description="what becomes of a token's two values")
 
 
 class Selection(_Strict):
@@ -134,9 +110,7 @@ class Selection(_Strict):
     retrieval_heads: tuple[tuple[int, ...], ...] = Field(
         default=(), description="the first retrieval heads of every target layer, which CompressKV asks"
     )
-    split: Split | None = Field(
-        default=None, description="how methods without a fixed m split the budget; None is their defaults"
-    )
+    split: Split | None = Field(default=None, description="how dustin-merged joins scores; None is its defaults")
     rest: Rest | None = Field(
         default=None, description="how dustin-rest stands in for what is not read; None is its defaults"
     )

@@ -9,10 +9,8 @@ PARTIAL_DRAFT = ("magicdec", "triforce")
 """Draft over a part of the draft's cache."""
 FULL = ("vanilla", "sd", *PARTIAL_DRAFT)
 """Verify with the whole cache."""
-ADAPTIVE = ("dustin-merged", "dustin-marginal", "dustin-feedback")
-"""Split the budget between lookahead and history by the text."""
 LISTS = (
-    *("dustin", "dustin-t", "dustin-d", "dustin-rest", *ADAPTIVE),
+    *("dustin", "dustin-t", "dustin-d", "dustin-rest", "dustin-merged"),
     *("streaming", "streaming-prompt", "snapkv", "snapkv-8", "compresskv", "h2o", "specattn", "specattn-all"),
 )
 """Verify over lists chosen before the target runs."""

@@ -11,10 +11,11 @@ from dense_reference import DRAFT, TARGET, continuation, dense_pass
 from dustin_profile.evaluation.arr import budgets, splits
 from dustin_profile.evaluation.arr.forced import ForcedPass, ForcedRows
 from dustin_profile.evaluation.arr.layers import distance_arr, layer_arr, summarise_distances, summarise_layers
-from dustin_profile.evaluation.arr.policies import TraceSignals, computable, kept, rules
+from dustin_profile.evaluation.arr.policies import computable, kept, rules
 from dustin_profile.evaluation.arr.stage import at_budgets
 from dustin_profile.search.budget import Budget
 from dustin_profile.search.evaluate import evaluate
+from dustin_profile.search.signals import TraceSignals
 from dustin_profile.traces.collect import Collector, TraceSettings
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.config import LayerHeads, Selection

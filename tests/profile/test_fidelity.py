@@ -92,7 +92,7 @@ def test_policies_of_one_prefill_do_not_disturb_each_other(target: Decoder, name
 @pytest.mark.parametrize(
     "name",
     [
-        *("dustin", "dustin-t", "dustin-rest", "dustin-marginal", "dustin-feedback"),
+        *("dustin", "dustin-t", "dustin-rest", "dustin-merged"),
         *("snapkv-8", "h2o", "specattn", "quest", "smallkv", "streaming"),
     ],
 )

@@ -276,7 +276,7 @@ def selection(budget: int) -> Selection:
 
 
 COMPARED = [
-    *method_names.ADAPTIVE,
+    "dustin-merged",
     "dustin-rest",
     "snapkv",
     "snapkv-8",

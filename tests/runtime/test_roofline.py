@@ -7,7 +7,7 @@ import pytest
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import UsageError
 from dustin_runtime.links import LINKS, Link, step_sums_ms
-from dustin_runtime.method_names import ADAPTIVE, METHODS, QUEST, SPARSE
+from dustin_runtime.method_names import METHODS, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
 from dustin_runtime.pricing import DEVICES, Device
@@ -97,8 +97,8 @@ def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) ->
     history = (20 + 7) * 2 * 4 * 2  # two KV heads of 4, keys alone, one layer
     lookahead = (20 + 3 + 7 + 3) * 1 * 4 * 2
     everything = lookahead * DRAFT.layers * DRAFT.kv_heads
-    wanted = {"dustin": history + lookahead, "dustin-t": history, "dustin-d": lookahead}
-    wanted |= dict.fromkeys(ADAPTIVE, history + lookahead)
+    both = history + lookahead
+    wanted = {"dustin": both, "dustin-merged": both, "dustin-t": history, "dustin-d": lookahead}
     wanted |= dict.fromkeys(("specattn-all", "smallkv"), everything)
     wanted["dustin-rest"] = history + lookahead + (20 + 7) * 2 * 2 * 2 * 4 * 2 // 64  # of all keys and values
     assert found.scores.bytes == wanted.get(method, 0)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dustin_profile.evaluation.arr.policies import ORACLE, Rule, TraceSignals, kept
+from dustin_profile.evaluation.arr.policies import ORACLE, Rule, kept
 from dustin_profile.search.arr import arr, mass, prefix_arr
+from dustin_profile.search.signals import TraceSignals
 from dustin_profile.statistics import interval
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.config import Selection

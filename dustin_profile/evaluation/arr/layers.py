@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from dustin_profile.evaluation.arr.forced import ForcedRows
-from dustin_profile.evaluation.arr.policies import ORACLE, TraceSignals, kept, rules
+from dustin_profile.evaluation.arr.policies import ORACLE, kept, rules
 from dustin_profile.search.arr import mass
 from dustin_profile.search.evaluate import top
+from dustin_profile.search.signals import TraceSignals
 from dustin_profile.statistics import interval
 from dustin_profile.traces.windows import Windows
 from dustin_runtime.config import Selection

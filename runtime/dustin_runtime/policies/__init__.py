@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeGuard
 from dustin_runtime.config import AdaptiveBudget, DustinConfig, Estimate, Selection, changed
 from dustin_runtime.errors import ConfigError, UsageError
 from dustin_runtime.guard import Coefficients, Rule
-from dustin_runtime.policies.adaptive_split import DustinFeedback, DustinMarginal, DustinMerged
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
+from dustin_runtime.policies.dustin_merged import DustinMerged
 from dustin_runtime.policies.dustin_rest import DustinRest
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
 from dustin_runtime.policies.h2o import H2O
@@ -24,7 +24,7 @@ from dustin_runtime.policies.triforce import TriForce
 
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec, TriForce),
-    *(Dustin, DustinT, DustinD, DustinRest, DustinMerged, DustinMarginal, DustinFeedback),
+    *(Dustin, DustinT, DustinD, DustinRest, DustinMerged),
     *(
         StreamingLLM,
         StreamingPrompt,

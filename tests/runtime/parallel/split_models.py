@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Draw, Engine
-from dustin_runtime.method_names import ADAPTIVE
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import load_decoder, load_headless, random_decoder, safetensors_in
@@ -43,7 +42,7 @@ NINE_HEADS = ModelShape(family="llama", tied=True, **SIZES | {"query_heads": 9, 
 PROMPTS = [[1, 5, 9, 30, 2], [7], [3, 3, 8] * 13]
 VOCAB = 37
 DEPTH = 3
-SPLIT = ("vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", *ADAPTIVE, "streaming")
+SPLIT = ("vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", "dustin-merged", "streaming")
 """Methods that can be split."""
 
 
