@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -55,15 +57,17 @@ def test_candidates_of_other_widths(
     assert torch.equal(found, candidates_reference(mass, lengths, count, sink=sink, window=window))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "grown"),
+    itertools.product(KINDS, (0, 5, 40)) if ON_GPU else [*((kind, 5) for kind in KINDS), ("ties", 0)],
+)
 @pytest.mark.parametrize(
     ("budget", "own"),
     [(48, 0), (48, 1), (48, 35), (312, 150)]
     + ([(48, 18), (300, 287), (256, 122), (512, 250), (1024, 506), (1024, 1000), (1016, 753)] if ON_GPU else []),
 )
-@pytest.mark.parametrize("grown", [0, 5, 40] if ON_GPU else [0, 5])
 def test_lists_are_merged_as_by_the_reference(
-    kind: str, budget: int, own: int, grown: int, generator: torch.Generator
+    kind: str, grown: int, budget: int, own: int, generator: torch.Generator
 ) -> None:
     """Candidates were chosen when prefixes were `grown` tokens shorter."""
     from dustin_runtime.kernels.merging import merge
