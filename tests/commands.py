@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -10,6 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
 from unittest import mock
 
+import typer.main
 from tokenizers import Encoding
 
 from dustin_profile import progress
@@ -40,6 +42,10 @@ def _encode_once(self: PlainEncoder, text: str) -> Encoding:
     if key not in _encodings:
         _encodings[key] = _encode(self, text)
     return _encodings[key]
+
+
+_get_command = functools.cache(typer.main.get_command)
+"""The options of all commands are read from their functions once, not for every command that is run."""
 
 
 class Outcome(NamedTuple):
@@ -80,6 +86,7 @@ def _command(
         mock.patch.object(sys, "argv", [name, *map(str, arguments)]),
         mock.patch.object(progress, "quiet", False),
         mock.patch.object(PlainEncoder, "encode", _encode_once),
+        mock.patch.object(typer.main, "get_command", _get_command),
         mock.patch.dict(os.environ, environment),
     ):
         os.environ.pop("DUSTIN_DEBUG", None)
