@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -10,8 +11,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
 from unittest import mock
 
+import typer.main
+from tokenizers import Encoding
+
 from dustin_profile import progress
 from dustin_profile.cli.app import main as profile_main
+from dustin_profile.encoder import PlainEncoder
 from dustin_runtime.cli.app import main as run_main
 
 SEARCH = [
@@ -21,6 +26,26 @@ SEARCH = [
 ]
 """A search that takes the tiny pair a second."""
 SRH, TRACE = SEARCH[:10], SEARCH[:18]
+
+
+LONG = 100_000
+"""Characters of a text whose tokens are worth remembering."""
+_encode = PlainEncoder.encode
+_encodings: dict[tuple[str, str], Encoding] = {}
+
+
+def _encode_once(self: PlainEncoder, text: str) -> Encoding:
+    """Many commands read the same documents with the same tokenizer: half of the time that a small one takes."""
+    if len(text) < LONG:
+        return _encode(self, text)
+    key = (self._backend.to_str(), text)
+    if key not in _encodings:
+        _encodings[key] = _encode(self, text)
+    return _encodings[key]
+
+
+_get_command = functools.cache(typer.main.get_command)
+"""The options of all commands are read from their functions once, not for every command that is run."""
 
 
 class Outcome(NamedTuple):
@@ -60,6 +85,8 @@ def _command(
         redirect_stderr(err),
         mock.patch.object(sys, "argv", [name, *map(str, arguments)]),
         mock.patch.object(progress, "quiet", False),
+        mock.patch.object(PlainEncoder, "encode", _encode_once),
+        mock.patch.object(typer.main, "get_command", _get_command),
         mock.patch.dict(os.environ, environment),
     ):
         os.environ.pop("DUSTIN_DEBUG", None)

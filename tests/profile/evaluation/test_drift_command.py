@@ -35,6 +35,7 @@ def methods(*names: str) -> list[str]:
     return [option for name in names for option in ("--method", name)]
 
 
+@pytest.mark.usefixtures("plain_pictures")
 def test_what_reads_everything_does_not_drift(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
     options = (*methods("sd", "dustin", "vanilla"), "--budget", 200, "--budget", 32, "--json")
     found = document(drift(tiny_pair, config, tmp_path, *options))
@@ -55,6 +56,7 @@ def test_what_reads_everything_does_not_drift(tiny_pair: TinyPair, config: Path,
     assert found["summary"]["sd"]["tau"] >= 1
 
 
+@pytest.mark.usefixtures("plain_pictures")
 def test_means_are_over_tokens_and_then_over_documents(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
     found = document(drift(tiny_pair, config, tmp_path, *methods("streaming"), "--json"))
     documents = [entry["cells"]["streaming-k64"] for entry in found["documents"]]
@@ -73,6 +75,7 @@ def test_means_are_over_tokens_and_then_over_documents(tiny_pair: TinyPair, conf
         assert cell[name] == pytest.approx(sum(one[name] for one in documents) / 3)
 
 
+@pytest.mark.usefixtures("plain_pictures")
 @pytest.mark.parametrize("temperature", [0, 1.2])
 def test_a_batch_is_its_texts_one_by_one(tiny_pair: TinyPair, config: Path, tmp_path: Path, temperature: float) -> None:
     options = (*methods("dustin", "quest", "magicdec"), "--temperature", temperature, "--json")
@@ -88,6 +91,7 @@ def test_a_batch_is_its_texts_one_by_one(tiny_pair: TinyPair, config: Path, tmp_
                 assert value == pytest.approx(other["cells"][name][figure], abs=1e-6), (name, figure)
 
 
+@pytest.mark.usefixtures("plain_pictures")
 def test_seeds_draw_other_texts(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
     def kl(name: str, *options: object) -> list[float]:
         found = document(drift(tiny_pair, config, tmp_path / name, *options, "--json"))
@@ -101,6 +105,7 @@ def test_seeds_draw_other_texts(tiny_pair: TinyPair, config: Path, tmp_path: Pat
         assert all(a != b for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.usefixtures("plain_pictures")
 def test_an_engine_serves_all_texts_of_a_cell(
     tiny_pair: TinyPair, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +129,7 @@ def test_an_engine_serves_all_texts_of_a_cell(
     assert list(found["summary"]) == ["dustin-k64", "streaming-k64"]
 
 
+@pytest.mark.usefixtures("plain_pictures")
 @pytest.mark.parametrize("batch", [1, 2])
 def test_documents_that_are_done_are_not_measured_again(
     tiny_pair: TinyPair, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int

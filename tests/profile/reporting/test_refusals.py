@@ -122,6 +122,7 @@ def test_results_of_two_configs_are_not_mixed(tmp_path: Path, undrawn: None) -> 
     refused(report(run, output=tmp_path / "page.html"), CONFLICT, "results.json: made with pair.draft = another")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_files_that_no_report_wrote_are_not_replaced(tmp_path: Path) -> None:
     page, notes = tmp_path / "page.html", tmp_path / "page.md"
     notes.write_text("mine")

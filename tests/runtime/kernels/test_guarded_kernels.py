@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import cases
 import pytest
 import torch
@@ -34,10 +36,16 @@ def some_list(budget: int, generator: torch.Generator) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize(("size", "group", "tokens"), cases.SHAPES[:3])
+@pytest.mark.parametrize(
+    ("pattern", "size", "group", "tokens"),
+    [
+        (pattern, *shape)
+        for pattern, shape in itertools.product(PATTERNS, cases.SHAPES[:3])
+        if cases.ON_GPU or pattern == "every other" or shape == cases.SHAPES[1]
+    ],
+)
 def test_both_launches_equal_the_reference(
-    size: int, group: int, tokens: int, pattern: str, dtype: torch.dtype, generator: torch.Generator
+    pattern: str, size: int, group: int, tokens: int, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
     from dustin_runtime.kernels.dense import dense_rows
     from dustin_runtime.kernels.sparse import sparse_attention
@@ -52,9 +60,11 @@ def test_both_launches_equal_the_reference(
     assert cases.error(found, want) < cases.tolerance(dtype)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_each_launch_writes_its_rows_alone(pattern: str, splits: int, generator: torch.Generator) -> None:
+@pytest.mark.parametrize(
+    ("splits", "pattern"),
+    [*((3, pattern) for pattern in PATTERNS), *((1, pattern) for pattern in (PATTERNS if cases.ON_GPU else ["last"]))],
+)
+def test_each_launch_writes_its_rows_alone(splits: int, pattern: str, generator: torch.Generator) -> None:
     from dustin_runtime.kernels import dense, sparse
 
     k, v = cases.cache(cases.LENGTHS, 3, 64, torch.float32, generator)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from dustin_runtime.selection import select_reference
 
 ON_GPU = torch.cuda.is_available()
+KINDS = ["distinct", "ties", "equal", "tiny", "zeros"]
+SIZES = [(48, 12), (300, 100), (48, 0), (48, 36), (21, 1), (1000, 500)]
+"""Budgets and m; in the interpreter only the first two meet every kind of scores."""
+LENGTHS = [5000, 4999, 2048, 2061, 700, 49, 11, 3, 1] if ON_GPU else [5000, 2061, 49, 11, 3, 1]
 
 
 def scores(kind: str, batch: int, columns: int, generator: torch.Generator) -> torch.Tensor:
@@ -24,13 +30,19 @@ def scores(kind: str, batch: int, columns: int, generator: torch.Generator) -> t
     return torch.where(random < 0.9, torch.zeros_like(random), -torch.zeros_like(random) + random.round())
 
 
-@pytest.mark.parametrize("kind", ["distinct", "ties", "equal", "tiny", "zeros"])
-@pytest.mark.parametrize(("budget", "m"), [(48, 0), (48, 12), (48, 36), (300, 100), (21, 1), (1000, 500)])
+@pytest.mark.parametrize(
+    ("kind", "budget", "m"),
+    [
+        (kind, budget, m)
+        for kind, (budget, m) in itertools.product(KINDS, SIZES)
+        if ON_GPU or kind == "ties" or (budget, m) in SIZES[:2]
+    ],
+)
 def test_equals_the_reference(kind: str, budget: int, m: int, generator: torch.Generator) -> None:
     from dustin_runtime.kernels.selection import select
 
     columns = 5000
-    lengths = torch.tensor([5000, 4999, 2048, 2061, 700, 49, 11, 3, 1], device=generator.device)
+    lengths = torch.tensor(LENGTHS, device=generator.device)
     lookahead, history = (scores(kind, len(lengths), columns, generator) for _ in range(2))
     sizes = {"budget": budget, "m": m, "sink": 4, "window": 8}
     found = select(lookahead if m else None, history if m < budget - 12 else None, lengths, **sizes)
