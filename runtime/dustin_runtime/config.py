@@ -77,9 +77,9 @@ class Rest(_Strict):
     """What stands in for the tokens that `dustin-rest` does not read: one for each query head of every layer."""
 
     queries: int = Field(
-        default=4, ge=1, le=MOST_REST_QUERIES, description="last processed queries of a layer that it is made from"
+        default=8, ge=1, le=MOST_REST_QUERIES, description="last processed queries of a layer that it is made from"
     )
-    period: int = Field(default=64, ge=1, description="steps in which every layer is asked anew once")
+    period: int = Field(default=128, ge=1, description="steps in which every layer is asked anew once")
     weight: float = Field(default=1.0, gt=0, le=1, description="of the attention that it would have, what it gets")
 
 

@@ -105,6 +105,14 @@ def _sparse(
     new_slot = _slots(first + new, sink, ring)
     new_keys = tl.load(k + new_slot[:, None] * k_token + column[None, :], mask=new_there, other=0.0)
     new_values = tl.load(v + new_slot[:, None] * v_token + column[None, :], mask=new_there, other=0.0)
+    if REST:  # loaded here, so that nothing waits for it behind the loop
+        row = row_tile * ROWS + tl.arange(0, ROWS)
+        of_rest = sequence * (kv_heads * group) + head * group + row % group
+        rest_place = of_rest[:, None] * D + column[None, :]
+        wanted = (row >= 0) & has_new
+        rest_key = tl.load(rest_keys + rest_place, mask=wanted[:, None], other=0.0)
+        rest_value = tl.load(rest_values + rest_place, mask=wanted[:, None], other=0.0)
+        bias = tl.load(rest_bias + of_rest, mask=wanted, other=0.0)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -137,16 +145,13 @@ def _sparse(
         seen = new[None, :] <= token[:, None]
         top, total, acc = attend_tile(queries, new_keys, new_values, seen, scale, top, total, acc, MASKED=True)
         if REST:
-            row = row_tile * ROWS + tl.arange(0, ROWS)
-            place = sequence * (kv_heads * group) + head * group + row % group
-            one = place[:, None] * D + column[None, :]
-            logit = tl.sum(queries.to(tl.float32) * tl.load(rest_keys + one).to(tl.float32), 1) * own_scale
-            logit = (logit + tl.load(rest_bias + place) * 1.4426950408889634) / scale  # as `attend_tile` has it
+            logit = tl.sum(queries.to(tl.float32) * rest_key.to(tl.float32), 1) * own_scale
+            logit = (logit + bias * 1.4426950408889634) / scale  # as `attend_tile` has it
             higher = tl.maximum(top, logit)
             base = tl.where(higher == float("-inf"), 0.0, higher * scale)
             shrink = tl.exp2(top * scale - base)
             weight = tl.exp2(logit * scale - base)
-            value = tl.load(rest_values + one).to(tl.float32)
+            value = rest_value.to(tl.float32)
             if SCALED:
                 value /= tl.load(v_scale + tl.program_id(2))
             total = total * shrink + weight

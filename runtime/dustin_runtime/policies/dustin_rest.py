@@ -38,8 +38,8 @@ class RestMemory:
             the prefix, where it is not read, until the token that takes its position overwrites it, and no draft's slot
             is that of a query which the next step reads.
         listed: [rows, budget] int64, what the last step read, -1 padded.
-        steps: [rows] int64, by which the turns are counted; a prompt begins it at its own length, so that the turns of
-            several rows fall on different steps.
+        steps: [rows] int64, by which turns are counted. Rows begin at different numbers, so that their turns do not
+            fall on the same steps: a prompt at one that its last query says.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RestMemory:
         size = (target.layers, rows, rest.queries + depth, target.query_heads, target.head_size)
         self.queries = torch.zeros(size, dtype=dtype, device=device)
         self.listed = torch.full((rows, selection.budget), -1, dtype=torch.int64, device=device)
-        self.steps = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.steps = torch.arange(rows, device=device) * rest.period // rows
         self._row = torch.arange(rows, device=device).unsqueeze(1)
         self._new = torch.arange(depth + 1, device=device)
         self._last = torch.arange(-rest.queries, 0, device=device)
@@ -82,7 +82,7 @@ class RestMemory:
             self._make(made, lengths.new_full((1, 1), layer), lengths, keys, values, one, None)
         for part, new in zip(self.tokens, made, strict=True):
             part[:, one] = new
-        self.steps[row] = length
+        self.steps[row] = target.queries[0][0, -1].float().view(torch.int32).sum() & 0xFFFF
 
     def refresh(self, lengths: Tensor, keys: Held, values: Held, share: float | None) -> None:
         """Make the tokens of those anew whose turn it is.
