@@ -109,7 +109,7 @@ def _sparse(
         row = row_tile * ROWS + tl.arange(0, ROWS)
         of_rest = sequence * (kv_heads * group) + head * group + row % group
         rest_place = of_rest[:, None] * D + column[None, :]
-        wanted = (row >= 0) & has_new
+        wanted = row < tl.where(has_new, tokens * group, 0)
         rest_key = tl.load(rest_keys + rest_place, mask=wanted[:, None], other=0.0)
         rest_value = tl.load(rest_values + rest_place, mask=wanted[:, None], other=0.0)
         bias = tl.load(rest_bias + of_rest, mask=wanted, other=0.0)
