@@ -152,7 +152,7 @@ def tiling(rows: int, head_size: int, element_bytes: int) -> Tiling:
     rows = max(16, next_power_of_2(rows))
     if element_bytes > 2:  # not for matrix units: both factors of a tile are held in registers
         return Tiling(rows, 16, 8, 2)
-    return Tiling(rows, 64, 8 if rows * head_size > 4096 else 4, 3)
+    return Tiling(rows, 64, 8 if rows * head_size > 8192 else 4, 3)
 
 
 def update_rest(

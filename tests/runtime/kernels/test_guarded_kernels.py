@@ -78,7 +78,9 @@ def test_each_launch_writes_its_rows_alone(splits: int, pattern: str, generator:
     assert cases.error(out[full], want[full]) < cases.tolerance(torch.float32)
     cut = sparse.Tiling(16, 32, splits, 4, 2)
     found = sparse.sparse_attention(q, k, v, start, kept, cut, full=full)
-    assert torch.equal(found[~full], sparse.sparse_attention(q, k, v, start, kept, cut)[~full])
+    # Not bit for bit: that a compiler contracts the same operations in a kernel with and without a branch is up to it.
+    want = sparse.sparse_attention(q, k, v, start, kept, cut)[~full].double()
+    assert cases.error(found[~full], want) < cases.tolerance(torch.float32)
 
 
 def test_padding_behind_a_rows_own_count_is_not_read(generator: torch.Generator) -> None:
