@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from dustin_profile.cli.eval import Budgets, Config, Overwrite, RunDir, results_
 from dustin_profile.cli.given_texts import Context, Data, Documents, Tokens, check_tokens, open_texts
 from dustin_profile.cli.options import Json, Quiet, begin, with_settings
 from dustin_profile.settings import ModelSettings
+from dustin_runtime.errors import UsageError
 from dustin_runtime.method_names import SPARSE
 
 
@@ -45,6 +47,9 @@ def fidelity(
         str,
         typer.Option(help="Of the target's cache that policies read, and full verification once more: auto or fp8."),
     ] = "auto",
+    temperature: Annotated[
+        float, typer.Option(help="At which the total variation of the two distributions is measured; above 0.")
+    ] = 1.0,
     run_dir: RunDir = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -60,6 +65,8 @@ def fidelity(
 
     served = begin(config, models, quiet, adapts=bool(target_arr))
     check_tokens(context, tokens)
+    if not 0 < temperature < math.inf:
+        raise UsageError(f"--temperature {temperature}: give more than 0; at 0 it is the share of other choices")
     cached = pick_kv_dtype(kv_dtype, pick_device(models.device))
     rules = [
         *(Asked(threshold=value) for value in guard or ()),
@@ -70,6 +77,8 @@ def fidelity(
     wanted = cells(method or None, budgets, served, rules)
     check_room(context, tokens, budgets)
     texts = open_texts(served, models, data, context, documents, tokens)
+    if temperature != 1:
+        texts = replace(texts, temperature=temperature, inputs=texts.inputs | {"temperature": temperature})
     if cached:
         wanted = [full_served(), *wanted]
         texts = replace(texts, kv_dtype=cached, inputs=texts.inputs | {"kv_dtype": dtype_name(cached, cached)})

@@ -34,6 +34,9 @@ class Fidelity(NamedTuple):
     """[tokens] bool, whether both would choose the same token."""
     loss: Tensor
     """[tokens] fp64, -log p of the text's token, in nats."""
+    apart: Tensor
+    """[tokens] fp64, total variation of both distributions at a temperature, 0 to 1: the least share of draws in which
+    two samplers, one of each, can differ."""
     read: float
     """Prefix tokens that a KV head read per step, mean over layers, heads and steps."""
     lists: list[list[Tensor | None]]
@@ -127,16 +130,17 @@ def _read(model: Decoder, cache: KVCache, start: int, ids: Sequence[int]) -> tup
 
 
 @torch.inference_mode()
-def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelity:
+def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int, temperature: float = 1.0) -> Fidelity:
     """Verify the text with one policy. Its first token comes from the prefill, which is the same for all.
 
     Args:
         depth: tokens that a step verifies beyond the pending one; that of `prepare`.
+        temperature: of `Fidelity.apart`, above 0.
     """
     run = TextRun(ready, policy, depth, vocab)
     depth = run.stepper.depth
     text = torch.tensor(ready.text, device=ready.target.device)
-    kl, agrees, loss, read = [], [], [], []
+    kl, agrees, loss, apart, read = [], [], [], [], []
     lists: list[list[Tensor | None]] = []
     full: list[Tensor] = []
     estimate: list[Tensor] = []
@@ -148,6 +152,7 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
         kl.append((want.exp() * (want - have)).double().sum(-1).clamp(min=0))
         agrees.append(want.argmax(-1) == have.argmax(-1))
         loss.append(log_loss(have, text[begin + 1 : begin + 1 + count]))
+        apart.append(total_variation(want, have, temperature))
         read.append(result.packed[0, depth + 2].clone())
         verified = run.stepper.verified
         lists.append(_kept(verified, ready.target.shape.layers))
@@ -162,11 +167,26 @@ def measure(ready: Prefilled, policy: Policy, depth: int, vocab: int) -> Fidelit
         torch.cat([first.new_zeros(1), *kl]).cpu(),
         torch.cat([agrees[0].new_ones(1), *agrees]).cpu() if agrees else torch.ones(1, dtype=torch.bool),
         torch.cat([first, *loss]).cpu(),
+        torch.cat([first.new_zeros(1), *apart]).cpu(),
         float(torch.stack(read).mean()) if read else float(len(ready.prompt)),
         lists,
         in_full,
         torch.stack(estimate).cpu() if estimate else None,
     )
+
+
+def total_variation(p: Tensor, q: Tensor, temperature: float) -> Tensor:
+    """Half the sum of absolute differences of two distributions.
+
+    Args:
+        p, q: [tokens, vocab] fp32 log-probabilities at temperature 1; temperature: above 0.
+
+    Returns:
+        [tokens] fp64.
+    """
+    if temperature != 1:
+        p, q = ((x / temperature).log_softmax(-1) for x in (p, q))
+    return (p.exp() - q.exp()).abs().double().sum(-1) / 2
 
 
 @torch.inference_mode()

@@ -171,7 +171,7 @@ def _document(
     }
     found = []
     for policy in bound([cell.policy for cell in wanted], ready, depth):
-        found.append(measure(ready, policy, depth, vocab))
+        found.append(measure(ready, policy, depth, vocab, texts.temperature))
         advance(1)
     shares = recovered(ready, found, depth) if found else ()
     for cell, one, arr in zip(wanted, found, shares, strict=True):
@@ -193,6 +193,7 @@ def _figures(found: Fidelity) -> dict[str, float]:
         "kl": float(found.kl[behind].mean()),
         "agreement": float(found.agrees[behind].double().mean()),
         "loss": float(found.loss.mean()),
+        "total_variation": float(found.apart[behind].mean()),
         "read": found.read,
     }
 
@@ -223,6 +224,9 @@ def summarise(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict
         }
         if all("tokens_kl" in row for row in rows):  # documents measured before have none
             summary[name]["tokens_kl_p99"] = percentile([value for row in rows for value in row["tokens_kl"]])
+        if all("total_variation" in row for row in rows):
+            apart = interval([row["total_variation"] for row in rows], seed=0, share=True)
+            summary[name]["total_variation"] = apart._asdict()
         if all("full_share" in row for row in rows):
             summary[name]["full_share"] = sum(row["full_share"] for row in rows) / len(rows)
     points = [
@@ -256,6 +260,7 @@ HEADER = [
     "median",
     "99th %",
     "same choice (95 %)",
+    "total variation (95 %)",
     "loss minus full's",
     "perplexity",
 ]
@@ -267,7 +272,19 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     documents = result["documents"]
     read = sum(document[FULL]["read"] for document in documents) / len(documents)
     table = [
-        ["full verification", f"{read:.0f}", "1", "1", "0", "0", "0", "1", "0", f"{summary[FULL]['perplexity']:.3f}"]
+        [
+            "full verification",
+            f"{read:.0f}",
+            "1",
+            "1",
+            "0",
+            "0",
+            "0",
+            "1",
+            "0",
+            "0",
+            f"{summary[FULL]['perplexity']:.3f}",
+        ]
     ]
     budget = {name: int(name.rpartition("-k")[2]) for name in summary if "-k" in name}
     served = [SERVED] if SERVED in summary else []
@@ -284,6 +301,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
                 f"{cell['kl_median']:.4f}",
                 f"{cell['kl_p99']:.4f}",
                 with_interval(cell["agreement"]),
+                with_interval(cell["total_variation"]) if "total_variation" in cell else "",
                 f"{cell['loss_difference']['mean']:+.4f}",
                 f"{cell['perplexity']:.3f}",
             ]
@@ -318,7 +336,9 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         "A given text is verified as if every draft were right. KL: of the policy's predictions from full",
         "verification's, mean over tokens, then over documents, which are the unit of intervals; medians and the 99th",
-        "percentile are over the windows of all documents, what is verified at a time being one. tokens read: of the",
+        "percentile are over the windows of all documents, what is verified at a time being one. Total variation: of",
+        f"what both would draw from at temperature {inputs.get('temperature', 1):g}, mean over tokens, 0 to 1; sampled",
+        "text is exact under the policy's own verification, and by so much no longer the target's. tokens read: of the",
         "prefix, by a KV head, mean over layers, heads and steps; NAME-kN: N tokens are its budget. Quest and",
         "specattn read two layers in full, Quest whole pages, three at least, and with a budget per query head a",
         "KV head reads what any of its query heads does; snapkv, compresskv and streaming-prompt spend their",

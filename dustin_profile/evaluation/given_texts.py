@@ -31,6 +31,7 @@ class GivenTexts:
         tokens: of text per document, at most.
         inputs: what else the result depends on, for the record.
         kv_dtype: of the target's cache that policies read (`Stepper`).
+        temperature: at which total variation is measured.
     """
 
     pair: Pair
@@ -40,6 +41,7 @@ class GivenTexts:
     tokens: int
     inputs: dict[str, Any]
     kv_dtype: torch.dtype | None = None
+    temperature: float = 1.0
 
     def made_from(self, version: int) -> dict[str, Any]:
         """What results are made from, whatever the evaluation."""

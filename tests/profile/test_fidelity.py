@@ -10,7 +10,7 @@ import torch
 from host_reads import HostReads
 
 from dustin_profile.evaluation import fidelity, text_run
-from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
+from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered, total_variation
 from dustin_profile.evaluation.oracle import ORACLES, bound
 from dustin_profile.evaluation.text_run import TextStepper
 from dustin_runtime.attention.dense import dense_attention
@@ -64,6 +64,22 @@ def test_what_reads_everything_agrees_with_full_verification(target: Decoder, na
     assert float(found.kl.max()) < 1e-6  # log-probabilities are kept in fp32
     assert bool(found.agrees.all())
     assert found.read == pytest.approx(len(PROMPT) + (len(TEXT) - 1) / 2, abs=3)
+
+
+def test_total_variation_is_what_two_samplers_cannot_share() -> None:
+    p, q = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]), torch.tensor([[0.25, 0.25, 0.5], [0.2, 0.3, 0.5]])
+    assert total_variation(p.log(), q.log(), 1.0).tolist() == pytest.approx([0.5, 0.0])
+    # At half the temperature probabilities are squared: 1/2, 1/2, 0 and 1/6, 1/6, 2/3.
+    assert total_variation(p.log(), q.log(), 0.5).tolist() == pytest.approx([2 / 3, 0.0], abs=1e-6)
+
+
+def test_at_no_temperature_total_variation_is_the_share_of_other_choices(target: Decoder) -> None:
+    ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=128, mass=True)
+    policy = make_policy("streaming", selection(8))
+    cold, warm = (measure(ready, policy, DEPTH, VOCAB, temperature) for temperature in (1e-5, 1.0))
+    assert float(warm.apart[1:].min()) > 0 and float(warm.apart.max()) < 1 and warm.apart[0] == 0
+    torch.testing.assert_close(cold.apart, (~cold.agrees).double(), rtol=1e-3, atol=1e-3)
+    assert torch.equal(cold.kl, warm.kl)
 
 
 def test_loss_is_that_of_one_full_pass(target: Decoder) -> None:

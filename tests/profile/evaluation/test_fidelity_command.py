@@ -55,9 +55,11 @@ def test_every_policy_and_its_bounds_in_one_table(tiny_pair: TinyPair, config: P
 
 
 def test_every_window_is_kept_and_medians_are_over_all(tiny_pair: TinyPair, config: Path, tmp_path: Path) -> None:
-    found = fidelity(tiny_pair, config, tmp_path, *methods("dustin", "h2o"), "--budget", 32, "--json")
+    asked = [*methods("dustin", "h2o"), "--budget", 32, "--temperature", 0.5]
+    found = fidelity(tiny_pair, config, tmp_path, *asked, "--json")
     assert found.code == 0, found.err
     document = json.loads(found.out)
+    assert document["inputs"]["temperature"] == 0.5
     size = document["inputs"]["depth"] + 1
     counts = [min(size, 11 - begin) for begin in range(0, 11, size)]  # of 12 tokens the first comes from the prefill
     for name in ("dustin-k32", "h2o-k32"):
@@ -80,6 +82,10 @@ def test_every_window_is_kept_and_medians_are_over_all(tiny_pair: TinyPair, conf
     assert row[5] == f"{best['kl_median']:.4f}"
     assert row[2].startswith(f"{best['arr']['mean']:.4f} [") and row[3] == f"{best['arr_median']:.4f}"
     assert row[4].startswith(f"{best['kl']['mean']:.4f} [")
+    apart = [entry["cells"]["dustin-k32"]["total_variation"] for entry in document["documents"]]
+    assert best["total_variation"]["mean"] == pytest.approx(sum(apart) / 3) and 0 < min(apart) <= max(apart) < 1
+    assert row[8].startswith(f"{best['total_variation']['mean']:.4f} [")
+    assert "at temperature 0.5, mean" in (tmp_path / "fidelity" / "results.md").read_text()
     assert f"| {row[2]} | {row[3]} | {row[4]} | {row[5]} |" in (tmp_path / "fidelity" / "results.md").read_text()
 
 
@@ -131,6 +137,7 @@ def test_what_was_made_from_other_inputs_is_refused_by_field(tiny_pair: TinyPair
         (["--budget", 128], USAGE, "--budget 128: covers a prompt of 128 tokens"),
         (["--budget", 5], USAGE, "--budget: "),
         (["--tokens", 140], USAGE, "--tokens 140: leaves no prompt of --context 140"),
+        (["--temperature", 0], USAGE, "--temperature 0.0: give more than 0"),
     ],
 )
 def test_bad_options(
