@@ -343,7 +343,8 @@ def markdown(result: dict[str, Any]) -> str:
         "specattn read two layers in full, Quest whole pages, three at least, and with a budget per query head a",
         "KV head reads what any of its query heads does; snapkv, compresskv and streaming-prompt spend their",
         "budget on the prompt and read all that follows; smallkv reads some values without their keys, which",
-        "counts half and not for ARR; dustin is dustin-d where m fills a small budget. ARR: share of full",
+        "counts half and not for ARR; what stands in for the rest in dustin-rest is one token for each query head,",
+        "which counts whole and not for ARR; dustin is dustin-d where m fills a small budget. ARR: share of full",
         "verification's attention, of all heads, on what is read.",
     ]
     if (correlation := result["summary"][CORRELATION]) is not None:
