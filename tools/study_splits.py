@@ -1,4 +1,4 @@
-"""KL of dustin-merged by its weight, beside fixed m and the best fixed m of each document, paired by document.
+"""KL of dustin-merged by weight and exponent, beside fixed m and the best fixed m of each document, paired by document.
 
 python tools/study_splits.py CONFIG --pair smollm2 --data topics --data BOOKS --budget 128 --budget 256 -o splits.json
 
@@ -40,11 +40,8 @@ from dustin_runtime.policies.dustin_merged import DustinMerged
 BASE, MERGED = Dustin.name, DustinMerged.name
 EIGHTHS = range(9)
 """Fixed m, of all that is free."""
-DEFAULT_CELLS: tuple[dict[str, Any], ...] = (
-    {},
-    *({"weight": weight} for weight in (0.25, 0.5, 0.75, 0.875)),
-    {"scale": "rank"},
-    {"combine": "max"},
+DEFAULT_CELLS: tuple[dict[str, Any], ...] = tuple(
+    {"weight": weight, "exponent": exponent} for exponent in (0.5, 1) for weight in (0.25, 0.5, 0.75)
 )
 
 

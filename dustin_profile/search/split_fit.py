@@ -27,7 +27,8 @@ def arr_of(windows: Windows, policy: Dustin) -> Tensor:
 def fit_split(documents: Documents, selection: Selection) -> Split:
     """The selection's split, or the default one, with the weight of the best mean ARR, the smallest of equals.
 
-    The embedded pair's KL asks for more lookahead than its ARR does: `tools/study_splits.py` compares weights by both.
+    The exponent stays as it is. With exponent 1 the embedded pair's KL asked for more lookahead than its ARR did:
+    `tools/study_splits.py` compares weights and exponents by both.
 
     Raises:
         NothingMeasuredError: there are no documents, or their traces are empty or not finite.

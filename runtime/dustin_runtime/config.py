@@ -84,18 +84,10 @@ class Rest(_Strict):
 
 
 class Split(_Strict):
-    """How `dustin-merged` makes one ranking of lookahead and history."""
+    """How `dustin-merged` makes one ranking of lookahead and history, each as shares of its sum."""
 
-    weight: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="of lookahead, not history; None is m / (budget - sink - window), 1/8 to 7/8",
-    )
-    scale: Literal["sum", "rank"] = Field(
-        default="sum", description="scores over their sum, or over the last that would be kept alone"
-    )
-    combine: Literal["sum", "max"] = Field(default="sum", description="what becomes of a token's two values")
+    weight: float = Field(default=0.5, ge=0, le=1, description="of lookahead; history has the rest")
+    exponent: float = Field(default=0.5, gt=0, le=1, description="of every share, before it is weighted")
 
 
 class Selection(_Strict):

@@ -80,20 +80,20 @@ def test_what_is_fitted_favours_the_signal_that_knows() -> None:
     by_draft = [document(i, truth, other, truth) for i, (truth, other) in enumerate(zip(truths, others, strict=True))]
     by_target = [document(i, other, truth, truth) for i, (truth, other) in enumerate(zip(truths, others, strict=True))]
     least, most = (fit_split(documents, selection()).weight for documents in (by_target, by_draft))
-    assert least is not None and most is not None and least < 0.4 < 0.6 < most
+    assert least < 0.4 < 0.6 < most
 
 
 def test_the_fitted_weight_has_the_best_arr_and_the_rest_stays() -> None:
     documents = [document(seed) for seed in range(2)]
-    asked = selection(split=Split(scale="rank"))
+    asked = selection(split=Split(exponent=0.75))
     found = fit_split(documents, asked)
 
     def recovered(weight: float) -> float:
-        merged = policy("dustin-merged", scale="rank", weight=weight)
+        merged = policy("dustin-merged", exponent=0.75, weight=weight)
         return sum(float(arr_of(windows, merged).mean()) for windows in documents)
 
     by_weight = {step / 16: recovered(step / 16) for step in range(17)}
-    assert found == Split(scale="rank", weight=max(by_weight, key=lambda weight: by_weight[weight]))
+    assert found == Split(exponent=0.75, weight=max(by_weight, key=lambda weight: by_weight[weight]))
     fitted = asked.model_copy(update={"split": found})
     assert Selection.model_validate(fitted.model_dump(mode="json")) == fitted
     with pytest.raises(NothingMeasuredError):
@@ -137,7 +137,7 @@ def test_oracles_choose_among_fixed_splits_alone(study: ModuleType) -> None:
 
 
 def test_what_was_fitted_is_a_cell_too(study: ModuleType) -> None:
-    *_, said, fitted = study.cells_at(selection(), [{"scale": "rank", "weight": 0.5}], Split(weight=0.75))
-    assert [said.name, fitted.name] == ["dustin-merged scale rank weight 0.5 k30", "dustin-merged fitted k30"]
-    assert said.policy.selection.split == Split(scale="rank", weight=0.5)
+    *_, said, fitted = study.cells_at(selection(), [{"weight": 0.25, "exponent": 1}], Split(weight=0.75))
+    assert [said.name, fitted.name] == ["dustin-merged weight 0.25 exponent 1 k30", "dustin-merged fitted k30"]
+    assert said.policy.selection.split == Split(weight=0.25, exponent=1)
     assert fitted.policy.selection.split == Split(weight=0.75) and not fitted.fixed

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from dustin_runtime.config import LayerHeads, Selection, Split
 from dustin_runtime.policies import make_policy
-from dustin_runtime.policies.dustin_merged import weight_of
 
 SINK, WINDOW, BUDGET, COLUMNS = 2, 3, 17, 60
 FREE = BUDGET - SINK - WINDOW
@@ -92,37 +91,40 @@ def share(values: Tensor) -> Tensor:
     return values / values.double().sum().float().clamp(min=1e-30)
 
 
-def over_last(values: Tensor) -> Tensor:
-    best = sorted(values.tolist(), reverse=True)
-    return values / max(best[FREE - 1] if len(best) >= FREE else 0.0, 1e-30)
+@pytest.mark.parametrize("exponent", [0.5, 1])
+@pytest.mark.parametrize("weight", [0.25, 0.5])
+def test_merged_keeps_the_best_of_the_weighted_powers(weight: float, exponent: float) -> None:
+    split = Split(weight=weight, exponent=exponent)
 
-
-@pytest.mark.parametrize("combine", ["sum", "max"])
-@pytest.mark.parametrize("scale", ["sum", "rank"])
-@pytest.mark.parametrize("weight", [None, 0.25, 0.5])
-def test_merged_keeps_the_best_of_the_weighted_scores(weight: float | None, scale: str, combine: str) -> None:
-    split = Split(weight=weight, scale=scale, combine=combine)  # type: ignore[arg-type]
-    normalised = share if scale == "sum" else over_last
-
-    w = 5 / FREE if weight is None else weight
+    def power(values: Tensor) -> Tensor:
+        return share(values).sqrt() if exponent == 0.5 else share(values)
 
     def joined(ahead: Tensor, past: Tensor) -> Tensor:
-        terms = w * normalised(ahead), (1 - w) * normalised(past)
-        return terms[0] + terms[1] if combine == "sum" else torch.maximum(*terms)
+        return weight * power(ahead) + (1 - weight) * power(past)
 
     for seed in range(4):
         given = scores(seed=seed)
-        if scale == "rank":  # all short rows are kept whole, whatever they are divided by
-            given.ahead += 0.125
-            given.past += 0.125
         assert chosen("dustin-merged", given, split=split) == by_one_ranking(given, joined)
 
 
-@pytest.mark.parametrize(("m", "weight"), [(0, 1 / 8), (1, 1 / 8), (5, 5 / FREE), (FREE - 1, 7 / 8), (FREE, 7 / 8)])
-def test_a_weight_that_is_not_given_is_that_of_m_but_silences_nothing(m: int, weight: float) -> None:
-    assert weight_of(selection(m)) == weight
-    policy = make_policy("dustin-merged", selection(m))
-    assert policy.uses_history and policy.uses_lookahead
+def test_any_exponent_ranks_by_its_power() -> None:
+    given = scores([COLUMNS] * 4, steps=1 << 20)
+    found = chosen("dustin-merged", given, split=Split(weight=0.3, exponent=0.7))
+    free = slice(SINK, COLUMNS - WINDOW)
+    for row, mine in enumerate(found):
+        ahead, past = given.ahead[row, free].double(), given.past[row, free].double()
+        values = 0.3 * (ahead / ahead.sum()) ** 0.7 + 0.7 * (past / past.sum()) ** 0.7
+        is_kept = torch.isin(torch.arange(COLUMNS)[free], torch.tensor(mine))
+        assert is_kept.sum() == FREE
+        assert values[is_kept].min() > values[~is_kept].max() * (1 - 1e-6)  # a power is not correctly rounded
+
+
+def test_the_default_is_the_root_at_equal_weight_whatever_m_is() -> None:
+    given = scores()
+    roots = chosen("dustin-merged", given, split=Split(weight=0.5, exponent=0.5))
+    assert roots != chosen("dustin-merged", given, split=Split(exponent=1))
+    for m in (0, 5, FREE):
+        assert chosen("dustin-merged", given, m) == roots
 
 
 def test_a_merged_ranking_of_one_signal_alone_is_that_signals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,5 +160,11 @@ def test_files_from_before_are_as_they_were() -> None:
     assert "split" not in selection().model_dump()
     held = selection(split=Split(weight=0.5)).model_dump(mode="json")
     assert Selection.model_validate(held) == selection(split=Split(weight=0.5))
-    with pytest.raises(ValueError, match="extra"):
-        Split.model_validate({"weigth": 0.5})
+
+
+@pytest.mark.parametrize(
+    "fields", [{"weigth": 0.5}, {"weight": 1.1}, {"weight": -0.1}, {"weight": None}, {"exponent": 0}, {"exponent": 1.1}]
+)
+def test_what_no_ranking_has_is_refused(fields: dict[str, float | None]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        Split.model_validate(fields)

@@ -22,16 +22,6 @@ def split_of(selection: Selection) -> Split:
     return selection.split or Split()
 
 
-def weight_of(selection: Selection) -> float:
-    """Of lookahead in the ranking: as configured, or what the searched m says of the pair.
-
-    An m at its end, which another budget may have brought there, must not silence a signal: that costs the few tokens
-    that only the other one names.
-    """
-    weight, free = split_of(selection).weight, selection.budget - selection.sink - selection.window
-    return min(max(selection.m / free, 1 / 8), 7 / 8) if weight is None else weight
-
-
 def shares(scores: Tensor, eligible: Tensor) -> Tensor:
     """Scores over their sum, 0 where not eligible.
 
@@ -43,30 +33,25 @@ def shares(scores: Tensor, eligible: Tensor) -> Tensor:
     return scores / scores.sum(-1, keepdim=True, dtype=torch.float64).float().clamp(min=_LEAST)
 
 
-def over_last(scores: Tensor, eligible: Tensor, count: int) -> Tensor:
-    """Scores over the `count`-th largest of them, which is the last that would be kept alone; arguments as `shares`."""
-    scores = scores.masked_fill(~eligible, 0)
-    return scores / scores.topk(min(count, scores.shape[-1])).values[..., -1:].clamp(min=_LEAST)
+def merged(lookahead: Tensor, history: Tensor, eligible: Tensor, split: Split) -> Tensor:
+    """[B, N] fp32: both scores' shares to the split's exponent, weighted and added; arguments as of `shares`."""
+    ahead, past = (_power(shares(scores, eligible), split.exponent) for scores in (lookahead, history))
+    return split.weight * ahead + (1 - split.weight) * past
 
 
-def merged(lookahead: Tensor, history: Tensor, eligible: Tensor, selection: Selection) -> Tensor:
-    """[B, N] fp32: both scores on one scale, weighted; their sum or the larger one."""
-    split, weight = split_of(selection), weight_of(selection)
-    if split.scale == "sum":
-        ahead, past = shares(lookahead, eligible), shares(history, eligible)
-    else:
-        free = selection.budget - selection.sink - selection.window
-        ahead, past = over_last(lookahead, eligible, free), over_last(history, eligible, free)
-    ahead, past = weight * ahead, (1 - weight) * past
-    return ahead + past if split.combine == "sum" else torch.maximum(ahead, past)
+def _power(values: Tensor, exponent: float) -> Tensor:
+    # A root is correctly rounded on every device, which a power is not: a CPU and a GPU then keep the same tokens.
+    return values.sqrt() if exponent == 0.5 else values.pow(exponent)
 
 
 @dataclass(frozen=True)
 class DustinMerged(Dustin):
-    """Tokens ranked by `weight` times lookahead and the rest times history, both brought to one scale.
+    """Tokens ranked by `weight` times lookahead and the rest times history, each its share to the power of `exponent`.
 
-    Where one signal is flat over a text and the other one peaked, the peaked one has the larger scores, so that it
-    chooses more than its weight. A draft that no head is asked of leaves the choice to history.
+    Where one signal is flat over a text and the other one peaked, the peaked one has the larger shares, so that it
+    chooses more than its weight. An exponent below 1 makes such peaks count for less, and ranks a token that both
+    signals name above one that a single signal names as strongly as both together. A draft that no head is asked of
+    leaves the choice to history.
     """
 
     name: ClassVar[str] = "dustin-merged"
@@ -74,17 +59,17 @@ class DustinMerged(Dustin):
     @property
     def uses_history(self) -> bool:
         assert self.selection is not None
-        return not self.selection.lookahead or weight_of(self.selection) < 1
+        return not self.selection.lookahead or split_of(self.selection).weight < 1
 
     @property
     def uses_lookahead(self) -> bool:
         assert self.selection is not None
-        return bool(self.selection.lookahead) and weight_of(self.selection) > 0
+        return bool(self.selection.lookahead) and split_of(self.selection).weight > 0
 
     def memory_bytes(
         self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
     ) -> int:
-        # fp32: both scores masked and on one scale, a term of each and their sum; masks.
+        # fp32: of both scores the share, its power and its term, and their sum; masks.
         return rows * capacity * (4 * 8 + 8)
 
     def _lists(self, lengths: Tensor, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
@@ -94,5 +79,5 @@ class DustinMerged(Dustin):
         scores = history if lookahead is None else lookahead
         if lookahead is not None and history is not None:
             eligible = eligible_positions(lengths, history.shape[1], **protected)
-            scores = merged(lookahead, history, eligible, chosen)
+            scores = merged(lookahead, history, eligible, split_of(chosen))
         return select(None, scores, lengths, budget=chosen.budget, m=0, **protected)[None, :, None]
