@@ -3,6 +3,7 @@ unit of every split, mean and interval (clustered errors, arXiv 2411.00640)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -140,6 +141,12 @@ def flat_top(curve: Sequence[float], tolerance: float = FLAT) -> tuple[int, int]
     best = int(mean.round(_DECIMALS).argmax())
     below = np.flatnonzero(mean < mean[best] - tolerance)
     return int(below[below < best].max(initial=-1) + 1), int(below[below > best].min(initial=len(mean)) - 1)
+
+
+def percentile(values: Sequence[float], of: float = 0.99) -> float:
+    """The value that so many are not above."""
+    ordered = sorted(values)
+    return ordered[min(math.ceil(of * len(ordered)), len(ordered)) - 1]
 
 
 def split(ids: Sequence[str], sources: Sequence[str], held_out: float = 0.3) -> set[str]:

@@ -18,7 +18,7 @@ from dustin_profile.progress import say
 from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
 from dustin_profile.rundir import open_stage
-from dustin_profile.statistics import interval
+from dustin_profile.statistics import interval, percentile
 from dustin_runtime.config import DustinConfig, changed
 from dustin_runtime.errors import UsageError
 from dustin_runtime.files import write_json, write_text
@@ -234,12 +234,6 @@ def summarise(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict
     ]
     summary[CORRELATION] = spearman(points)
     return summary
-
-
-def percentile(values: Sequence[float], of: float = 0.99) -> float:
-    """The value that so many are not above."""
-    ordered = sorted(values)
-    return ordered[min(math.ceil(of * len(ordered)), len(ordered)) - 1]
 
 
 def spearman(points: Sequence[tuple[float, float]]) -> float | None:

@@ -15,6 +15,7 @@ from dustin_profile.reporting.documents.analysis import Overhead, Recovery
 from dustin_profile.reporting.documents.common import Document, Pair
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity, Subsets
 from dustin_profile.reporting.documents.search import SearchResults
+from dustin_profile.reporting.documents.studies import Study
 from dustin_profile.rundir import first_difference
 from dustin_runtime.config import DustinConfig, PairIdentity, Selection, load_config
 from dustin_runtime.errors import ConflictError, MissingError, UsageError
@@ -199,6 +200,8 @@ def _rests_on(data: Any) -> Selection | None:
     """The selection that a document was made with."""
     if isinstance(data, SearchResults | Recovery):
         return data.selection
+    if isinstance(data, Study):
+        return data.made_of.selection
     return data.inputs.selection if isinstance(data, Evaluation | Fidelity | Subsets | Drift | Overhead) else None
 
 

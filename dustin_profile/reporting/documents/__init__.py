@@ -13,6 +13,7 @@ from dustin_profile.reporting.documents.run import (
     ProfileTimes,
 )
 from dustin_profile.reporting.documents.search import Heads, SearchResults
+from dustin_profile.reporting.documents.studies import GuardStudy, ListStudy, SplitStudy
 
 KINDS: dict[str, type[Document]] = {
     str(cls.model_fields["kind"].annotation.__args__[0]): cls  # type: ignore[union-attr]
@@ -31,6 +32,9 @@ KINDS: dict[str, type[Document]] = {
         Bench,
         AttentionBench,
         ProfileTimes,
+        ListStudy,
+        SplitStudy,
+        GuardStudy,
     )
 }
 """By the `kind` that a file names."""
@@ -48,5 +52,8 @@ MADE_BY = {
     "dustin-bench": "dustin-run bench --json",
     "dustin-bench-attention": "dustin-run bench attention --json",
     "dustin-profile-time": "python tools/bench_profile.py --json",
+    "dustin-study-lists": "python tools/study_lists.py",
+    "dustin-study-splits": "python tools/study_splits.py",
+    "dustin-study-guard": "python tools/study_guard.py",
 }
 """The command that writes a kind, for remedies."""

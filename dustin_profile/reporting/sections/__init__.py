@@ -25,6 +25,7 @@ from dustin_profile.reporting.sections import (
     proxy,
     recovery,
     stability,
+    studies,
 )
 
 SECTIONS: tuple[Section, ...] = (
@@ -36,6 +37,7 @@ SECTIONS: tuple[Section, ...] = (
     recovery.SECTION,
     fidelity.SECTION,
     proxy.SECTION,
+    studies.SECTION,
     drift.SECTION,
     books.SECTION,
     evaluation.SECTION,

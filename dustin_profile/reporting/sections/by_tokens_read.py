@@ -7,7 +7,6 @@ from functools import partial
 
 from dustin_profile.reporting.blocks import Figure
 from dustin_profile.reporting.charts import lines
-from dustin_profile.reporting.documents.evaluation import FidelityCell
 from dustin_profile.reporting.measured import Task
 from dustin_profile.reporting.sections.budget import curves_of, ticks
 
@@ -15,15 +14,15 @@ HEIGHT = 4.2
 """Inches: room for the name of every method at the end of its line."""
 
 
-def kl_figure(cells: Iterable[tuple[str, FidelityCell]], name: str, title: str) -> Figure | None:
+def kl_figure(cells: Iterable[tuple[str, float, float]], name: str, title: str) -> Figure | None:
     """KL by tokens read; None where no method was measured at two budgets.
 
     Args:
-        cells: methods' names, each as often as it has budgets, with what was measured.
+        cells: method, tokens read and KL in nats, each method as often as it has budgets.
     """
     points: dict[str, list[tuple[float, float]]] = {}
-    for method, one in cells:
-        points.setdefault(method, []).append((one.read, one.kl.mean))
+    for method, read, kl in cells:
+        points.setdefault(method, []).append((read, kl))
     if not any(len(found) > 1 for found in points.values()):
         return None
     return Figure(

@@ -102,7 +102,9 @@ def _figures(data: Fidelity, suffix: str, title: str, elsewhere: bool) -> list[F
     drawn = (
         None
         if elsewhere
-        else kl_figure(((method, one) for (method, _), one in cells.items()), f"fidelity-kl{suffix}", title)
+        else kl_figure(
+            ((method, one.read, one.kl.mean) for (method, _), one in cells.items()), f"fidelity-kl{suffix}", title
+        )
     )
     figures = [drawn] if drawn else []
     budget = data.inputs.selection.budget

@@ -135,7 +135,7 @@ def _note(known: Measured, leading: Column | None) -> str:
 def _figures(known: Measured, suffix: str) -> list[Figure]:
     found: list[Figure | None] = []
     if known.given:
-        cells = [(method, cell) for (method, _), cell in known.given.cells.items()]
+        cells = [(method, cell.read, cell.kl.mean) for (method, _), cell in known.given.cells.items()]
         found.append(kl_figure(cells, f"methods-kl{suffix}", known.pair))
     found += [
         score_figure(task, f"methods-{task.name}{suffix}", known.pair) for task in known.tasks if task.name in DRAWN

@@ -10,6 +10,7 @@ from dustin_profile.reporting.documents import MADE_BY
 from dustin_profile.reporting.documents.common import ModelId, Provenance
 from dustin_profile.reporting.documents.evaluation import Drift, Evaluation, Fidelity, Subsets
 from dustin_profile.reporting.documents.search import SearchResults
+from dustin_profile.reporting.documents.studies import Study
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sources import Evidence, Source
 from dustin_runtime.config import DustinConfig
@@ -74,20 +75,25 @@ def provenance(data: Any) -> Provenance:
 def _models(evidence: Evidence) -> list[Row]:
     found: dict[tuple[str, str | None], ModelId] = {}
     for source in evidence.sources:
-        data = source.data
-        origin = provenance(data)
-        models = [origin.target, origin.draft]
-        if isinstance(data, SearchResults) and data.traces.models:
-            models += [data.traces.models.target, data.traces.models.draft]
-        if isinstance(data, Fidelity | Evaluation | Subsets | Drift) and data.inputs.models:
-            models += [data.inputs.models.target, data.inputs.models.draft]
-        for model in models:
-            if model:
-                found.setdefault((model.id, model.sha256), model)
+        for model in models_of(source.data):
+            found.setdefault((model.id, model.sha256), model)
     return [
         Row([Cell(model.id), Cell(model.revision or "local"), Cell(model.sha256 or "not recorded")])
         for model in found.values()
     ]
+
+
+def models_of(data: Any) -> list[ModelId]:
+    """The models that a document is of, as far as it tells their hashes."""
+    origin = provenance(data)
+    found = [origin.target, origin.draft]
+    if isinstance(data, SearchResults) and data.traces.models:
+        found += [data.traces.models.target, data.traces.models.draft]
+    if isinstance(data, Fidelity | Evaluation | Subsets | Drift) and data.inputs.models:
+        found += [data.inputs.models.target, data.inputs.models.draft]
+    if isinstance(data, Study):
+        found += [data.made_of.models.target, data.made_of.models.draft]
+    return [model for model in found if model]
 
 
 def _arguments(evidence: Evidence) -> Iterator[Code]:

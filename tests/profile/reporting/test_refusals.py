@@ -45,6 +45,7 @@ def report(*runs: Path, output: Path) -> Outcome:
         ('{"a": 1}', ["not a result", "it names no kind"]),
         ('{"kind": "someone-elses"}', ["not a result", "its kind is 'someone-elses'"]),
         ('{"kind": "dustin-bench"}', ["not a whole dustin-bench file (pair: is missing)", "dustin-run bench"]),
+        ('{"kind": "dustin-study-lists"}', ["dustin-study-lists file (inputs: is missing)", "tools/study_lists.py"]),
         ('{"kind": "dustin-results", "version": 99}', ["of a newer dustin: upgrade"]),
         ('{"kind": ["dustin-bench"]}', ["not a result"]),
     ],

@@ -85,6 +85,7 @@ def test_a_run_directory_explains_its_config(run: Path, tmp_path: Path) -> None:
     assert list(document["omitted"]) == [
         "budget",
         "recovery",
+        "studies",
         "books",
         "generation",
         "speed",
@@ -453,11 +454,11 @@ def test_a_vanilla_slower_than_its_parts_is_said(tmp_path: Path) -> None:
 def test_every_committed_result_is_read() -> None:
     """As `dustin-profile report results` reads them.
 
-    Those of a draft's training are shown by its recipe, those of studies that tools make by the text beside them.
+    Those of a draft's training are shown by its recipe.
     """
     kinds = {source.data.kind for source in gather([RESULTS]).sources if hasattr(source.data, "kind")}
     paths = [path for path in RESULTS.rglob("*.json") if path.parent.name != "draft-smollm2"]
-    assert kinds == {read_json(path)["kind"] for path in paths} - {"dustin-study-lists"}
+    assert kinds == {read_json(path)["kind"] for path in paths}
 
 
 def test_a_method_that_is_no_longer_known_is_shown_by_its_name(tmp_path: Path) -> None:
