@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dustin_runtime.acceptance import rate_for
+from dustin_runtime.attention.dense import FullAttention
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Draw, Engine, Generation
@@ -90,9 +91,9 @@ def test_scores_of_a_step_are_those_of_the_full_attention_matrix(target: Decoder
     chosen, seen = selection(budget=14, m=4), []
 
     class Spy(POLICIES["dustin"]):  # type: ignore[misc]
-        def select(self, signals):
+        def verification(self, signals):
             seen.append((signals.lengths.clone(), signals.history().clone(), signals.lookahead().clone()))
-            return  # verify fully, so that a dense pass over the emitted text has the same keys
+            return FullAttention()  # so that a dense pass over the emitted text has the same keys
 
     draft = target.first_layers(3)
     stepper = Stepper(target, draft, Spy(chosen), chosen, 3, 40)
