@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dustin_profile.cli.given_texts import open_texts
 from dustin_profile.data import Prompt
@@ -45,7 +45,7 @@ class Cell(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     method: str
-    budget: int | None = None
+    budget: int | None = Field(default=None, ge=1)
     selection: dict[str, Any] = {}
 
 
@@ -60,9 +60,11 @@ def read_cells(given: str | None) -> list[Cell]:
     """Of `--cells`. Raises UsageError: it is not such a list."""
     if given is None:
         return [Cell(method=name) for name in DEFAULT_METHODS]
+    if not given.lstrip().startswith("[") and not Path(given).is_file():
+        raise UsageError(f"--cells {given}: neither a JSON list nor a file")
     text = given if given.lstrip().startswith("[") else Path(given).read_text(encoding="utf-8")
     try:
-        return TypeAdapter(list[Cell]).validate_json(text)
+        return TypeAdapter(Annotated[list[Cell], Field(min_length=1)]).validate_json(text)
     except ValidationError as error:
         raise UsageError(f"--cells: {one_line(error)}") from None
 

@@ -79,7 +79,7 @@ class Rest(_Strict):
     queries: int = Field(
         default=8, ge=1, le=MOST_REST_QUERIES, description="last processed queries of a layer that it is made from"
     )
-    period: int = Field(default=128, ge=1, description="steps in which every layer is asked anew once")
+    period: int = Field(default=128, ge=1, le=2**20, description="steps in which every layer is asked anew once")
     weight: float = Field(default=1.0, gt=0, le=1, description="of the attention that it would have, what it gets")
 
 

@@ -13,6 +13,7 @@ from dustin_runtime.attention.scoring import received_mass, rows_bytes
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import MOST_REST_QUERIES, Rest, Selection
 from dustin_runtime.guard import Rule
+from dustin_runtime.kernels import next_power_of_2
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Prompted, Signals, Verification
 from dustin_runtime.policies.dustin import Dustin
@@ -38,14 +39,24 @@ class RestMemory:
             the prefix, where it is not read, until the token that takes its position overwrites it, and no draft's slot
             is that of a query which the next step reads.
         listed: [rows, budget] int64, what the last step read, -1 padded.
-        steps: [rows] int64, by which turns are counted. Rows begin at different numbers, so that their turns do not
-            fall on the same steps: a prompt at one that its last query says.
+        steps: [rows] int64, by which turns are counted. A prompt begins it at its length, so that turns of rows of
+            different lengths do not fall on the same steps.
+
+    Args:
+        first: tokens that a prompt's tokens take as read: the least that a step may read.
     """
 
     def __init__(
-        self, selection: Selection, target: ModelShape, depth: int, rows: int, dtype: torch.dtype, device: torch.device
+        self,
+        selection: Selection,
+        first: int,
+        target: ModelShape,
+        depth: int,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.selection = selection
+        self.selection, self.first = selection, first
         rest = rest_of(selection)
         self.period, self.weight = rest.period, rest.weight
         heads = (target.layers, rows, target.query_heads)
@@ -74,15 +85,16 @@ class RestMemory:
         if mass is None:
             return
         chosen = self.selection
-        settings = {"budget": chosen.budget, "m": 0, "sink": chosen.sink, "window": chosen.window}
-        self.listed[one] = select(None, mass, lengths, **settings)
+        settings = {"budget": self.first, "m": 0, "sink": chosen.sink, "window": chosen.window}
+        self.listed[one] = -1
+        self.listed[one, : self.first] = select(None, mass, lengths, **settings)
         made = RestTokens(*(part[:, one].contiguous() for part in self.tokens))
         keys, values = (shown(held, length) for held in (target.cache.all_keys, target.cache.all_values))
         for layer in target.queries:  # one by one, or their sums would be as large as the keys
             self._make(made, lengths.new_full((1, 1), layer), lengths, keys, values, one, None)
         for part, new in zip(self.tokens, made, strict=True):
             part[:, one] = new
-        self.steps[row] = target.queries[0][0, -1].float().view(torch.int32).sum() & 0xFFFF
+        self.steps[row] = length
 
     def refresh(self, lengths: Tensor, keys: Held, values: Held, share: float | None) -> None:
         """Make the tokens of those anew whose turn it is.
@@ -114,8 +126,10 @@ class RestMemory:
         q = self.queries[layer.clamp(min=0).unsqueeze(2), self._row[rows], position % self.queries.shape[2]]
         chosen, columns = self.selection, keys.shape[2]
         unread = eligible_positions(lengths, columns, sink=chosen.sink, window=chosen.window)
-        # -1 pads the list of a prefix that was read whole, and positions beyond are of a sequence that has ended.
-        unread.scatter_(1, self.listed[rows].clamp(0, columns - 1), False)
+        # One column more, for what pads a list, and for positions of a longer sequence that has ended.
+        listed = self.listed[rows]
+        at = torch.where((listed < 0) | (listed > columns), columns, listed)
+        unread = torch.nn.functional.pad(unread, (0, 1)).scatter_(1, at, False)[:, :columns].contiguous()
         update_rest(out, q, keys, values, layer, position, unread, self.weight, share)
 
     def keep(self, queries: list[Tensor], listed: Tensor, start: Tensor) -> None:
@@ -148,6 +162,9 @@ class RestAttention(SparseAttention):
 class DustinRest(Dustin):
     """Dustin's list, and for each query head of every layer a token that stands in for what the list leaves out.
 
+    It stands for what the list of the layer's last turn left out: until the next one, what has been listed since counts
+    twice, and what has left the window since not at all.
+
     A list at a 32nd of the prefix leaves a third of the attention unread; softmax over the list alone gives that third
     to the listed tokens. Here it goes where the layer's own last queries had it, see `attention.rest`. Making a layer's
     token reads its whole cache, but in a step only `layers / Rest.period` layers do, beside the drafting.
@@ -162,7 +179,8 @@ class DustinRest(Dustin):
         self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> RestMemory:
         assert self.selection is not None
-        return RestMemory(self.selection, target, depth, rows, dtype, device)
+        first = self.rule.sizes[0] if self.rule and self.rule.sizes else self.selection.budget
+        return RestMemory(self.selection, first, target, depth, rows, dtype, device)
 
     def memory_bytes(
         self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
@@ -174,12 +192,13 @@ class DustinRest(Dustin):
         step = 2 * target.layers * rows * (depth + 1) * width  # until they are kept, and stacked
         queries = target.layers * (rows * (rest.queries + depth) + MOST_REST_QUERIES) * width
         turns = rows * -(-target.layers // rest.period)
+        tile = max(16, next_power_of_2(target.group * rest.queries))
         # Parts of sums over 2048 keys; in plain torch rows of scores, and keys and values of the layer once more.
         pieces = turns * target.kv_heads * -(-capacity // 2048)
-        sums = 4 * pieces * 2 * target.group * rest.queries * 2 * (target.head_size + 1)
+        sums = 4 * pieces * tile * 2 * (target.head_size + 1) + turns * rest.queries * width
         rows_of = rows_bytes(target, rest.queries, capacity) * (turns if element_bytes > 2 else 0)
         known = super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
-        return known + tokens + step + queries + sums + rows_of + rows * (8 * self.selection.budget + 2 * capacity)
+        return known + tokens + step + queries + sums + rows_of + rows * (8 * self.selection.budget + 4 * capacity)
 
     def begin(self, signals: Signals, share: float | None) -> None:
         memory = self._memory(signals)
