@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from dustin_profile.cli.given_texts import open_texts
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.arr.sources import Sources, searched_documents
@@ -32,10 +34,11 @@ from dustin_profile.search.split_fit import arr_of, fit_split
 from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, Selection, Split, changed, load_config
-from dustin_runtime.errors import DustinError
+from dustin_runtime.errors import DustinError, UsageError
 from dustin_runtime.files import write_json
 from dustin_runtime.policies.dustin import Dustin
 from dustin_runtime.policies.dustin_merged import DustinMerged
+from dustin_runtime.validation import one_line
 
 BASE, MERGED = Dustin.name, DustinMerged.name
 EIGHTHS = range(9)
@@ -157,6 +160,18 @@ def show(title: str, header: list[str], lines: list[list[str]]) -> None:
     print("\n".join(["", title, "", *table(header, lines)]))
 
 
+def read_cells(given: str) -> list[dict[str, Any]]:
+    """Of `--cells`. Raises UsageError: it is not such a list."""
+    if not given.lstrip().startswith("[") and not Path(given).is_file():
+        raise UsageError(f"--cells {given}: neither a JSON list nor a file")
+    text = given if given.lstrip().startswith("[") else Path(given).read_text(encoding="utf-8")
+    try:
+        found = TypeAdapter(list[Split]).validate_json(text)
+    except ValidationError as error:
+        raise UsageError(f"--cells: {one_line(error)}") from None
+    return [one.model_dump(exclude_unset=True) for one in found]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, help="heads, sink, window and depth; its m in proportion")
@@ -182,7 +197,7 @@ def main() -> None:
     budgets = arguments.budget or [256]
     given, cells = arguments.cells, list(DEFAULT_CELLS)
     if given:
-        cells = json.loads(given if given.lstrip().startswith("[") else Path(given).read_text(encoding="utf-8"))
+        cells = read_cells(given)
     splits = learned(arguments.run, served, budgets) if arguments.run else {}
     named = {budget: cells_at(changed(served.selection, budget, None), cells, splits.get(budget)) for budget in budgets}
     if arguments.run:
