@@ -100,6 +100,20 @@ def fidelity_curves(path: Path, curves: Mapping[str, Sequence[tuple[float, float
     save(figure, path)
 
 
+def kl_by_position(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """A line for each policy: (token of the text, KL there)."""
+    figure = blank(7.5, 4.2)
+    axes = figure.add_subplot()
+    for name, points in curves.items():
+        axes.plot(*zip(*points, strict=True), label=name, **style(name.rpartition("-k")[0]).line)
+    axes.set(yscale="log", xlabel="token of the text", ylabel="KL(full || policy), nats")
+    log_marks(axes)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.6)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    save(figure, path)
+
+
 def throughput_front(path: Path, record: Mapping[str, Any]) -> None:
     """ARR on the reported documents over predicted tokens/s of every candidate, with intervals of those on the front.
 

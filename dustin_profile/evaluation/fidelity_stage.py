@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,7 +14,7 @@ from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, per_document, split
 from dustin_profile.evaluation.oracle import ORACLES, bound
-from dustin_profile.plots import fidelity_curves
+from dustin_profile.plots import fidelity_curves, kl_by_position
 from dustin_profile.progress import say
 from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
@@ -26,6 +27,8 @@ from dustin_runtime.misfits import warn_of_config
 from dustin_runtime.policies import POLICIES, Asked, Policy, guarded, judged, make_policy
 
 VERSION = 2
+BINS = 8
+"""Parts of a text."""
 FULL, CORRELATION = "full", "arr_kl_rank_correlation"
 SERVED = "full-served"
 """Full verification with the cache that policies read, where that has another dtype."""
@@ -105,7 +108,8 @@ def sparse_methods() -> list[str]:
 
 
 def run(folder: Path, texts: GivenTexts, wanted: Sequence[Cell], overwrite: bool = False) -> dict[str, Any]:
-    """Measure every document that is not measured yet; write `results.json`, `results.md` and `results.png`.
+    """Measure every document that is not measured yet; write `results.json`, `results.md`, `results.png`, and for
+    longer texts `position.png`.
 
     Args:
         folder: of this evaluation.
@@ -137,6 +141,8 @@ def run(folder: Path, texts: GivenTexts, wanted: Sequence[Cell], overwrite: bool
     write_json(folder / "results.json", result)
     write_text(folder / "results.md", markdown(result))
     fidelity_curves(folder / "results.png", curves(summary))
+    if positions := by_position(found, names):
+        kl_by_position(folder / "position.png", positions)
     return result
 
 
@@ -310,6 +316,31 @@ def curves(summary: dict[str, Any]) -> dict[str, list[tuple[float, float, float]
         policy, _, budget = name.rpartition("-k")
         if budget.isdecimal():
             found.setdefault(policy, []).append((cell["read"], cell["kl"]["mean"], cell["arr"]["mean"]))
+    return found
+
+
+def by_position(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    """By cell, the middle of each `BINS`-th part of the text, and mean KL there in the documents of the longest texts.
+
+    Whether errors build up shows in these: the keys of a text come from the policy's own passes. Nothing for texts of
+    which a part is less than four windows.
+    """
+    longest = max(document["text_tokens"] for document in documents)
+    cells = [document["cells"] for document in documents if document["text_tokens"] == longest]
+    count = min(len(cell[name]["windows"]["kl"]) for cell in cells for name in names)
+    if count < 4 * BINS:
+        return {}
+    edges = [part * count // BINS for part in range(BINS + 1)]
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name in names:
+        kl = [cell[name]["windows"]["kl"] for cell in cells]
+        found[name] = [
+            (
+                (begin + end) / 2 * longest / count,
+                sum(sum(one[begin:end]) for one in kl) / (len(kl) * (end - begin)),
+            )
+            for begin, end in pairwise(edges)
+        ]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from commands import Outcome, dustin_profile
@@ -276,3 +277,15 @@ def test_an_adaptive_budget_that_is_not_measured_is_said(tiny_pair: TinyPair, co
 def test_the_99th_percentile_is_a_value_that_so_many_are_not_above() -> None:
     assert percentile([float(x) for x in range(1, 101)]) == 99
     assert percentile([3.0]) == 3 and percentile([1.0, 2.0]) == 2
+
+
+def test_kl_by_position_is_the_mean_of_each_part_of_the_longest_texts() -> None:
+    def document(tokens: int, kl: list[float]) -> dict[str, Any]:
+        return {"text_tokens": tokens, "cells": {"dustin-k8": {"windows": {"kl": kl}}}}
+
+    windows = [float(part) for part in range(8) for _ in range(5)]
+    found = fidelity_stage.by_position(
+        [document(200, windows), document(200, [3 * x for x in windows]), document(20, [99.0] * 4)], ["dustin-k8"]
+    )
+    assert found == {"dustin-k8": [(25 * part + 12.5, 2.0 * part) for part in range(8)]}
+    assert fidelity_stage.by_position([document(100, [1.0] * 31)], ["dustin-k8"]) == {}
