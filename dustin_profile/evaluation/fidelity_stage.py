@@ -327,7 +327,7 @@ def by_position(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> di
     """
     longest = max(document["text_tokens"] for document in documents)
     cells = [document["cells"] for document in documents if document["text_tokens"] == longest]
-    count = min(len(cell[name]["windows"]["kl"]) for cell in cells for name in names)
+    count = min((len(cell[name]["windows"]["kl"]) for cell in cells for name in names), default=0)
     if count < 4 * BINS:
         return {}
     edges = [part * count // BINS for part in range(BINS + 1)]
