@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from dustin_profile.cli.given_texts import open_texts
+from dustin_profile.cli.given_texts import json_list, open_texts
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import measure, prepare
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, split
@@ -60,13 +60,7 @@ def read_cells(given: str | None) -> list[Cell]:
     """Of `--cells`. Raises UsageError: it is not such a list."""
     if given is None:
         return [Cell(method=name) for name in DEFAULT_METHODS]
-    if not given.lstrip().startswith("[") and not Path(given).is_file():
-        raise UsageError(f"--cells {given}: neither a JSON list nor a file")
-    text = given if given.lstrip().startswith("[") else Path(given).read_text(encoding="utf-8")
-    try:
-        return TypeAdapter(Annotated[list[Cell], Field(min_length=1)]).validate_json(text)
-    except ValidationError as error:
-        raise UsageError(f"--cells: {one_line(error)}") from None
+    return json_list("--cells", given, TypeAdapter(Annotated[list[Cell], Field(min_length=1)]))
 
 
 def policies(cells: Sequence[Cell], budgets: Sequence[int], served: DustinConfig) -> list[Named]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from dustin_profile.cli.given_texts import open_texts
+from dustin_profile.cli.given_texts import json_list, open_texts
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.arr.sources import Sources, searched_documents
 from dustin_profile.evaluation.fidelity import measure, prepare
@@ -34,11 +34,10 @@ from dustin_profile.search.split_fit import arr_of, fit_split
 from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, Selection, Split, changed, load_config
-from dustin_runtime.errors import DustinError, UsageError
+from dustin_runtime.errors import DustinError
 from dustin_runtime.files import write_json
 from dustin_runtime.policies.dustin import Dustin
 from dustin_runtime.policies.dustin_merged import DustinMerged
-from dustin_runtime.validation import one_line
 
 BASE, MERGED = Dustin.name, DustinMerged.name
 EIGHTHS = range(9)
@@ -162,14 +161,7 @@ def show(title: str, header: list[str], lines: list[list[str]]) -> None:
 
 def read_cells(given: str) -> list[dict[str, Any]]:
     """Of `--cells`. Raises UsageError: it is not such a list."""
-    if not given.lstrip().startswith("[") and not Path(given).is_file():
-        raise UsageError(f"--cells {given}: neither a JSON list nor a file")
-    text = given if given.lstrip().startswith("[") else Path(given).read_text(encoding="utf-8")
-    try:
-        found = TypeAdapter(list[Split]).validate_json(text)
-    except ValidationError as error:
-        raise UsageError(f"--cells: {one_line(error)}") from None
-    return [one.model_dump(exclude_unset=True) for one in found]
+    return [one.model_dump(exclude_unset=True) for one in json_list("--cells", given, TypeAdapter(list[Split]))]
 
 
 def main() -> None:

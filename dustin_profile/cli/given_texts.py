@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from dustin_profile.settings import ModelSettings
+from dustin_runtime.errors import UsageError
+from dustin_runtime.validation import one_line
 
 if TYPE_CHECKING:
     from dustin_profile.evaluation.given_texts import GivenTexts
     from dustin_runtime.config import DustinConfig
     from dustin_runtime.models.decoder import Decoder
 
+T = TypeVar("T")
 Data = Annotated[str, typer.Option(help="JSONL, parquet, text file or folder, hub data set, or topics.")]
 Context = Annotated[
     int,
@@ -76,7 +81,20 @@ def check_tokens(context: int, tokens: int) -> None:
     Raises:
         UsageError: it does.
     """
-    from dustin_runtime.errors import UsageError
-
     if tokens >= context:
         raise UsageError(f"--tokens {tokens}: leaves no prompt of --context {context}")
+
+
+def json_list(option: str, given: str, of: TypeAdapter[list[T]]) -> list[T]:
+    """What an option of a study gives: a JSON list, or a file of one.
+
+    Raises:
+        UsageError: it is neither, or not a list of what is wanted.
+    """
+    inline = given.lstrip().startswith("[")
+    if not inline and not Path(given).is_file():
+        raise UsageError(f"{option} {given}: neither a JSON list nor a file")
+    try:
+        return of.validate_json(given if inline else Path(given).read_text(encoding="utf-8"))
+    except ValidationError as error:
+        raise UsageError(f"{option}: {one_line(error)}") from None
