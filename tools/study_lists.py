@@ -100,6 +100,7 @@ def document(texts: GivenTexts, models: Models, prompt: Prompt, cells: Sequence[
             "kl": float(found.kl[1:].mean()),
             "agreement": float(found.agrees[1:].double().mean()),
             "read": found.read,
+            "places": [float(f"{float(found.kl[1 + place :: depth + 1].mean()):.6g}") for place in range(depth + 1)],
             "windows": [float(f"{float(part.mean()):.6g}") for part in found.kl[1:].split(depth + 1)],
         }
     return entry

@@ -84,7 +84,7 @@ def prepare(
     rows = [target.logits(last)[None, :vocab].float().log_softmax(-1)]
     text_queries, hidden = _read(target, target_cache, len(prompt), text[:-1])
     rows += [target.logits(part)[:, :vocab].float().log_softmax(-1) for part in hidden]
-    ahead = padded(text, depth)[: len(text) + depth - 2] if len(text) > 1 else []
+    ahead = padded(text, depth)[: len(text) + depth - 1] if len(text) > 1 else []
     draft_queries, _ = _read(draft, draft_cache, len(prompt), ahead)
     text_keys = target_cache.keys[:, 0, len(prompt) : len(prompt) + len(text) - 1].clone()
     served_cache = target_cache

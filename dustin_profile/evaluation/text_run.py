@@ -30,7 +30,7 @@ class Prefilled:
         full: [tokens, vocab] fp32 log-probabilities of full verification.
         text_queries: by layer, [1, tokens - 1, query_heads, head_size] of the text under full verification.
         text_keys: [layers, tokens - 1, kv_heads, head_size] likewise.
-        draft_queries: by layer of the draft, [1, tokens + depth - 2, query_heads, head_size] of the text and what the
+        draft_queries: by layer of the draft, [1, tokens + depth - 1, query_heads, head_size] of the text and what the
             last step looks at beyond it; `draft_cache` holds their keys.
         served_cache: the target's that policies read and write; `target_cache` if that is not of another dtype.
     """
@@ -81,11 +81,11 @@ class TextStepper(Stepper):
         return self.verified
 
     def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, None]:
-        """The text's tokens. A pass of the draft ends at the pending one, and one at each but the last of these."""
+        """The text's tokens. A pass of the draft ends at the pending one, and others at these (`Stepper.passes`)."""
         if self.lookahead_heads is not None:
             assert self.draft_budget is None  # or its queries would depend on what it read
             begin = self._begin(state)
-            for turn in range(self.depth):
+            for turn in range(self.passes):
                 passed = {
                     layer: self.queries[layer].index_select(1, begin + turn) for layer in self.lookahead_heads.layers
                 }
@@ -104,13 +104,14 @@ class TextRun:
     Args:
         depth: tokens that a step verifies beyond the pending one.
         vocab: ids below it are compared.
+        graph: whether steps are replays of a graph where there can be one.
     """
 
-    def __init__(self, ready: Prefilled, policy: Policy, depth: int, vocab: int) -> None:
+    def __init__(self, ready: Prefilled, policy: Policy, depth: int, vocab: int, graph: bool = True) -> None:
         self.stepper = TextStepper(ready, policy, depth, vocab)
         self.state = _state(ready, self.stepper)
         self._prompt = len(ready.prompt)
-        graph = len(ready.text) > 1 and capturable(self.stepper.target, self.stepper.draft)
+        graph = graph and len(ready.text) > 1 and capturable(self.stepper.target, self.stepper.draft)
         self._captured = StepGraph(self.stepper, self.state) if graph else None
         # Only now, for what a policy keeps would grow in the steps before a capture.
         if self.state.memory:

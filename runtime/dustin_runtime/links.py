@@ -48,6 +48,7 @@ def step_sums_ms(
     split_draft: ModelShape | None,
     rows: int,
     depth: int,
+    passes: int,
     world: int,
     element_bytes: int,
     link: Link,
@@ -57,9 +58,10 @@ def step_sums_ms(
     Args:
         split_draft: a draft that is split as the target is (`self:N`); None for one that is whole on each rank.
         depth: draft tokens per step; 0 for a method that does not draft.
+        passes: of the draft in a step.
     """
     found = forward_sums_ms(target, rows * (depth + 1), world, element_bytes, link)
-    for turn in range(depth if split_draft else 0):
+    for turn in range(passes if split_draft else 0):
         assert split_draft is not None
         fed = 2 if turn == 0 else 1  # the first pass takes the last processed token too
         found += forward_sums_ms(split_draft, rows * fed, world, element_bytes, link)

@@ -173,7 +173,8 @@ class MemoryPlan:
         """fp32 logits of every scored row over the whole capacity, and one vector of sums per signal."""
         if self.selection is None:
             return 0
-        lines = _heads((self.selection.history,)) + _heads(self.selection.lookahead) * self.depth
+        passes = max((policy.passes(self.depth) for policy in self.policies), default=self.depth)
+        lines = _heads((self.selection.history,)) + _heads(self.selection.lookahead) * passes
         return 4 * self.batch * self.capacity * (lines + 2)
 
     def _policies(self) -> int:

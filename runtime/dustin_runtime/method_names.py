@@ -10,7 +10,7 @@ PARTIAL_DRAFT = ("magicdec", "triforce")
 FULL = ("vanilla", "sd", *PARTIAL_DRAFT)
 """Verify with the whole cache."""
 LISTS = (
-    *("dustin", "dustin-t", "dustin-d", "dustin-rest", "dustin-merged"),
+    *("dustin", "dustin-t", "dustin-d", "dustin-look", "dustin-rest", "dustin-rest-look", "dustin-merged"),
     *("streaming", "streaming-prompt", "snapkv", "snapkv-8", "compresskv", "h2o", "specattn", "specattn-all"),
 )
 """Verify over lists chosen before the target runs."""

@@ -57,6 +57,9 @@ def _misfits(
         fitted = selection.model_copy(update={"budget": guard.budget, "m": guard.m})
         if (m := changed(fitted, selection.budget, None).m) != selection.m:
             yield Misfit("m", str(m), str(selection.m), f"give --m {m}, or search again")
+    if policy.last_look:
+        remedy = f"give --guard to a --method that asks no more, as {policy.name.replace('-look', '')}"
+        yield Misfit("estimate", "lookahead of the drafts' passes", "one pass more", remedy)
     cache = "sink+window" if windowed else "full"
     if cache != guard.draft_cache:
         remedy = f"serve with draft_cache {guard.draft_cache}, without --draft-budget"

@@ -18,7 +18,7 @@ from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.shards import Share
 from dustin_runtime.policies import POLICIES
-from dustin_runtime.policies.dustin_rest import rest_of
+from dustin_runtime.policies.dustin_rest import DustinRest, rest_of
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import DENSE
 from dustin_runtime.pricing import DEVICES, Device, body_weights
@@ -152,32 +152,36 @@ def step_costs(
     each = rows if draft_split else -(-rows // world)
     drafted = max((lengths[first : first + each] for first in range(0, rows, each)), key=sum)  # by the slowest rank
     draft_linears, draft_attention = NOTHING, NOTHING
-    for turn in range(depth):
+    policy = POLICIES[method](selection)
+    for turn in range(policy.passes(depth)):
         fed = 2 if turn == 0 else 1  # the first pass takes the last processed token too
-        draft_linears = sum_costs(
-            draft_linears, linears_cost(drafting, len(drafted) * fed, len(drafted), element_bytes)
-        )
         before = [n + turn + 1 - fed for n in drafted]
         if draft_budget is not None:
             before = [min(n, draft_budget) for n in before]
-        draft_attention = sum_costs(
-            draft_attention, attention_cost(drafting.shape, [n + fed for n in before], fed, element_bytes)
-        )
-        logits += logits_bytes(drafting, len(drafted), element_bytes)
+        linears = linears_cost(drafting, len(drafted) * fed, len(drafted), element_bytes)
+        attention = attention_cost(drafting.shape, [n + fed for n in before], fed, element_bytes)
+        if turn < depth:
+            logits += logits_bytes(drafting, len(drafted), element_bytes)
+        else:  # a pass for the scores alone: no head, and no layer behind the last that is scored
+            layers = 1 + max(entry.layer for entry in policy.lookahead_heads(draft))
+            share = 1.0 if draft_split else layers / draft.layers
+            body = body_weights(drafting.shape) * share
+            linears = Cost(round(body * element_bytes), 2.0 * body * len(drafted))
+            attention = Cost(round(attention.bytes * share), attention.flops * share)
+        draft_linears, draft_attention = sum_costs(draft_linears, linears), sum_costs(draft_attention, attention)
     scores = NOTHING
-    policy = POLICIES[method](selection)
     if selection is not None and (policy.uses_history or policy.uses_lookahead):
         past = part.asked([selection.history] if policy.uses_history else [])
         ahead = drafting.asked(policy.lookahead_heads(draft) if policy.uses_lookahead else ())
         by_rank = [
             sum_costs(
                 *(history_cost(part.shape, entry, lengths, kv_bytes) for entry in past[rank % len(past)]),
-                lookahead_cost(drafting.shape, ahead[rank % len(ahead)], drafted, depth, element_bytes),
+                lookahead_cost(drafting.shape, ahead[rank % len(ahead)], drafted, policy.passes(depth), element_bytes),
             )
             for rank in range(world)
         ]
         scores = max(by_rank, key=lambda cost: cost.bytes)  # a step waits for the rank that has the most
-        if method == "dustin-rest":
+        if isinstance(policy, DustinRest):
             rest = rest_of(selection)
             part_of_layers = 1 / rest.period  # of all; keys and values are read as by attention
             every = attention_cost(target, lengths, rest.queries, kv_bytes)
@@ -209,10 +213,10 @@ def history_cost(shape: ModelShape, asked: LayerHeads, lengths: Sequence[int], e
 
 
 def lookahead_cost(
-    shape: ModelShape, asked: Sequence[LayerHeads], lengths: Sequence[int], depth: int, element_bytes: int
+    shape: ModelShape, asked: Sequence[LayerHeads], lengths: Sequence[int], passes: int, element_bytes: int
 ) -> Cost:
-    """Scores of the `depth` draft queries, the last of which stands `depth - 1` positions behind the prefix."""
-    return _scores_cost(shape, asked, [n + depth for n in lengths], depth, element_bytes)
+    """Scores of the queries of `passes` of the draft, the last of which stands `passes - 1` behind the prefix."""
+    return _scores_cost(shape, asked, [n + passes for n in lengths], passes, element_bytes)
 
 
 def logits_bytes(part: Part, tokens: int, element_bytes: int) -> int:

@@ -159,6 +159,8 @@ class Stepper:
         self.history_heads: ScoredHeads | None = None
         self.lookahead_heads: ScoredHeads | None = None
         self.lookahead_layers: dict[int, ScoredHeads] = {}
+        self.passes = policy.passes(self.depth)
+        """Of the draft: one for each token that it proposes, and one at the last of these if the policy asks there."""
         self.beside = torch.cuda.Stream(target.device) if selection and target.device.type == "cuda" else None
         """Where scores are computed while the draft runs."""
         require_over_ranks(policy, target.split.ranks.world if target.split else 1)
@@ -255,7 +257,7 @@ class Stepper:
     def draft_tokens(self, state: State, signals: StepSignals) -> tuple[Tensor, Tensor | None]:
         """Propose `depth` tokens: [rows, depth], and what they were drawn from if that was not the arg-max.
 
-        `signals` learns the queries of the `depth` passes. Ranks that share the rows put together what each drafted.
+        `signals` learns the queries of all `passes`. Ranks that share the rows put together what each drafted.
         """
         if self.draft is None:
             return state.recent[:, :0], None
@@ -266,14 +268,24 @@ class Stepper:
         ids = state.recent
         # Computed here, since between two kernels of ours any other operation would keep the second waiting.
         starts = [state.lengths - 1, *(state.lengths + turn for turn in range(1, self.depth + 1))]
-        attends = [self._draft_attention(state, start) for start in starts[: self.depth]]
+        attends = [self._draft_attention(state, start) for start in starts[: self.passes]]
         for turn in range(self.depth):
-            tap = signals.tap(attends[turn], last=turn == self.depth - 1)
+            tap = signals.tap(attends[turn], last=turn == self.passes - 1)
             hidden = self.draft.forward(ids, starts[turn], state.draft_cache, tap, state.extent + turn + 1)
             own = self.draft.own_logits(hidden[:, -1:])
             ids = self._propose(self.draft, state, own, starts[turn + 1], turn, distributions)
             drafts.append(ids)
+        if self.passes > self.depth:
+            tap = signals.tap(attends[self.depth], last=True)
+            extent = state.extent + self.passes
+            self.draft.forward(ids, starts[self.depth], state.draft_cache, tap, extent, until=self._last_scored)
         return signals.of_all_rows(torch.cat(drafts, dim=1), torch.cat(distributions, dim=1) if distributions else None)
+
+    @property
+    def _last_scored(self) -> int | None:
+        """The draft's layer behind which a pass for the scores alone has nothing to do; None if it must be whole."""
+        assert self.draft is not None
+        return None if self.draft.split else max(self.lookahead_layers)
 
     def _draft_attention(self, state: State, start: Tensor) -> Attention:
         """Of a pass whose tokens begin at `start`."""

@@ -248,7 +248,7 @@ def test_lookahead_scores_are_those_of_drafting_token_by_token(
 
 def test_the_draft_reads_a_text_once(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepare(target, target.first_layers(3), PROMPT, TEXT, VOCAB, DEPTH, window=128, mass=True)
-    assert [queries.shape for queries in ready.draft_queries] == [(1, len(TEXT) + DEPTH - 2, 6, 8)] * 3
+    assert [queries.shape for queries in ready.draft_queries] == [(1, len(TEXT) + DEPTH - 1, 6, 8)] * 3
     monkeypatch.setattr(ready.draft, "forward", None)
     for name in POLICIES:
         assert len(measure(ready, make_policy(name, selection(16)), DEPTH, VOCAB).kl) == len(TEXT)

@@ -216,3 +216,19 @@ def test_unknown_switches_are_refused_by_name(change: dict[str, object], words: 
 def test_mistral_context_ends_at_its_sliding_window() -> None:
     config = {**SMALL, "architectures": ["MistralForCausalLM"], "sliding_window": 100}
     assert shape_from_hf(config).context == 100
+
+
+def test_a_pass_that_ends_early_leaves_later_layers_alone() -> None:
+    shape = ModelShape(
+        family="llama", layers=3, hidden=24, ffn=32, query_heads=2, kv_heads=1, head_size=12, vocab=40, context=64
+    )
+    model = random_decoder(shape, torch.float64, "cpu")
+    whole, cut = (model.cache(1, 8) for _ in range(2))
+    ids, start = torch.tensor([[3, 1, 2]]), torch.zeros(1, dtype=torch.long)
+    taps = [QueryTap(dense_attention, range(shape.layers)) for _ in range(2)]
+    model.forward(ids, start, whole, taps[0], 3)
+    model.forward(ids, start, cut, taps[1], 3, until=0)
+    assert list(taps[1].queries) == [0]
+    assert torch.equal(taps[1].queries[0], taps[0].queries[0])
+    assert torch.equal(cut.keys[0, :, :3], whole.keys[0, :, :3])
+    assert not cut.keys[1:].any()

@@ -86,11 +86,13 @@ def test_a_small_budget_is_respected_and_changes_the_text(target: Decoder, metho
     assert [g.tokens for g in sparse] != [g.tokens for g in vanilla]
 
 
-def test_scores_of_a_step_are_those_of_the_full_attention_matrix(target: Decoder) -> None:
-    """History: the row of the last processed token. Lookahead: rows of the pending token and the drafts, summed."""
+@pytest.mark.parametrize(("method", "passes"), [("dustin", 3), ("dustin-look", 4)])
+def test_scores_of_a_step_are_those_of_the_full_attention_matrix(target: Decoder, method: str, passes: int) -> None:
+    """History: the row of the last processed token. Lookahead: rows of the pending token and the drafts, summed, of
+    all but the last draft unless the method looks there too."""
     chosen, seen = selection(budget=14, m=4), []
 
-    class Spy(POLICIES["dustin"]):  # type: ignore[misc]
+    class Spy(POLICIES[method]):  # type: ignore[misc]
         def verification(self, signals):
             seen.append((signals.lengths.clone(), signals.history().clone(), signals.lookahead().clone()))
             return FullAttention()  # so that a dense pass over the emitted text has the same keys
@@ -130,7 +132,7 @@ def test_scores_of_a_step_are_those_of_the_full_attention_matrix(target: Decoder
             ids = text[: n + 1] + draft_tokens[0].tolist()
             want = torch.zeros(n)
             for layer, head in ((1, 0), (1, 4), (0, 2)):
-                for position in range(n, n + 3):
+                for position in range(n, n + passes):
                     want += row(draft, ids, layer, head, position)[:n]
             torch.testing.assert_close(lookahead[0, :n], want, rtol=1e-5, atol=1e-6)
             kept = select(lookahead, history, lengths, budget=14, m=4, sink=2, window=4)

@@ -220,7 +220,7 @@ def test_a_queue_of_64_prompts_through_8_rows(models: dict[torch.dtype, Decoder]
     assert statistics.launches < statistics.steps / 5
 
 
-@pytest.mark.parametrize("method", ["dustin", "dustin-rest"])
+@pytest.mark.parametrize("method", ["dustin", "dustin-rest-look"])
 @torch.inference_mode()
 def test_a_replay_neither_waits_nor_allocates(models: dict[torch.dtype, Decoder], method: str) -> None:
     served = engine(models[torch.bfloat16], method, True)

@@ -51,7 +51,7 @@ SELECTION = Selection(
     lookahead=(LayerHeads(layer=1, heads=(0, 4)), LayerHeads(layer=0, heads=(2,))),
 )
 ESTIMATE = Coefficients(0.1, 0.4, 0.4)
-METHODS = ("dustin", "dustin-t", "dustin-d", "dustin-rest")
+METHODS = ("dustin", "dustin-t", "dustin-d", "dustin-look", "dustin-rest")
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_a_mixed_attention_is_dense_and_sparse_by_row() -> None:
 SIZES = (8, 14, 28)
 
 
-@pytest.mark.parametrize("method", METHODS[:3])  # what stands in for the rest begins at the largest budget
+@pytest.mark.parametrize("method", METHODS[:4])  # what stands in for the rest begins at the largest budget
 def test_an_adaptive_budget_that_always_or_never_suffices_is_a_fixed_one(target: Decoder, method: str) -> None:
     for reached, size in ((1e-9, 8), (1.0, 28)):
         found = run(target, method, rule(SIZES, target_arr=reached))
@@ -325,7 +325,7 @@ def test_a_method_that_reads_one_budget_says_so_of_a_config_with_several() -> No
         (said,) = warned(make_policy(method, SELECTION), served, SELECTION)
         assert said == (
             f"adaptive_budget: {method} reads 14 tokens at every step here; a --method that chooses among 14, 28 is one"
-            " of dustin, dustin-t, dustin-d, dustin-rest"
+            " of dustin, dustin-t, dustin-d, dustin-look, dustin-rest, dustin-rest-look"
         )
     adapts = guarded(make_policy("dustin", SELECTION), served)
     assert warned(adapts, served, SELECTION) == warned(make_policy("vanilla", None), served, SELECTION) == []
@@ -343,7 +343,7 @@ def test_what_no_guard_can_do_is_refused() -> None:
         guarded(vanilla, config(guard=FITTED), threshold=0.8)
     with pytest.raises(UsageError, match="--full-every: method vanilla cannot"):
         guarded(vanilla, None, every=3)
-    with pytest.raises(UsageError, match=r"--target-arr: method dustin-merged has one budget; .* dustin-rest$"):
+    with pytest.raises(UsageError, match=r"--target-arr: method dustin-merged has one budget; .* dustin-rest-look$"):
         guarded(make_policy("dustin-merged", SELECTION), config(guard=FITTED), target_arr=0.8)
     for threshold in (-0.1, 1.5, float("nan")):
         with pytest.raises(UsageError, match=f"--guard {threshold}: give 0, which is off, to 1"):

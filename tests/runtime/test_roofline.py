@@ -10,7 +10,7 @@ from dustin_runtime.links import LINKS, Link, step_sums_ms
 from dustin_runtime.method_names import METHODS, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
-from dustin_runtime.pricing import DEVICES, Device
+from dustin_runtime.pricing import DEVICES, Device, body_weights
 from dustin_runtime.roofline import NOTHING, Cost, StepCosts, step_costs
 
 TARGET = ModelShape(
@@ -100,8 +100,23 @@ def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) ->
     both = history + lookahead
     wanted = {"dustin": both, "dustin-merged": both, "dustin-t": history, "dustin-d": lookahead}
     wanted |= dict.fromkeys(("specattn-all", "smallkv"), everything)
-    wanted["dustin-rest"] = history + lookahead + round((20 + 7) * 2 * 2 * 2 * 4 * 2 / 128)  # of all keys and values
+    rest = round((20 + 7) * 2 * 2 * 2 * 4 * 2 / 128)  # of all keys and values
+    looked = history + (20 + 4 + 7 + 4) * 1 * 4 * 2  # one key more a row
+    wanted |= {"dustin-rest": both + rest, "dustin-look": looked, "dustin-rest-look": looked + rest}
     assert found.scores.bytes == wanted.get(method, 0)
+
+
+def test_the_last_look_is_a_pass_without_head_up_to_the_last_scored_layer() -> None:
+    deep = DRAFT.model_copy(update={"layers": 3})
+    one = SELECTION.model_copy(update={"lookahead": (LayerHeads(layer=1, heads=(1, 3)),)})
+    plain, looks = (
+        step_costs(method, TARGET, deep, LENGTHS, depth=DEPTH, selection=one) for method in ("dustin", "dustin-look")
+    )
+    body = body_weights(deep)
+    assert looks.draft_linears.bytes - plain.draft_linears.bytes == round(2 * body * 2 / 3)
+    assert looks.draft_linears.flops - plain.draft_linears.flops == pytest.approx(2 * 2 * body * 2 / 3)
+    assert looks.draft_attention.bytes - plain.draft_attention.bytes == (24 + 11) * 2 * (2 * 4 * 2)
+    assert looks.logits == plain.logits
 
 
 def test_a_share_of_nothing_is_not_scored() -> None:
@@ -176,10 +191,12 @@ def test_all_reduces_of_a_step() -> None:
     assert link.all_reduce_ms(500, 4) == pytest.approx(1e3 * (0.75 + 0.25))
     # Two layers of two sums, each of 2 rows x 4 tokens x 8 channels of 2 bytes.
     target = 4 * 1e3 * (2 * 4 * 8 * 2 / 1000 + 0.25)
-    assert step_sums_ms(TARGET, None, 2, DEPTH, 2, 2, link) == pytest.approx(target)
+    assert step_sums_ms(TARGET, None, 2, DEPTH, DEPTH, 2, 2, link) == pytest.approx(target)
     passes = [2 * 1e3 * (2 * fed * 8 * 2 / 1000 + 0.25) for fed in (2, 1, 1)]
-    assert step_sums_ms(TARGET, DRAFT, 2, DEPTH, 2, 2, link) == pytest.approx(target + sum(passes))
-    assert step_sums_ms(TARGET, DRAFT, 2, DEPTH, 1, 2, link) == 0
+    assert step_sums_ms(TARGET, DRAFT, 2, DEPTH, DEPTH, 2, 2, link) == pytest.approx(target + sum(passes))
+    looks = step_sums_ms(TARGET, DRAFT, 2, DEPTH, DEPTH + 1, 2, 2, link)
+    assert looks == pytest.approx(target + sum(passes) + passes[-1])
+    assert step_sums_ms(TARGET, DRAFT, 2, DEPTH, DEPTH, 1, 2, link) == 0
     assert LINKS.keys() == DEVICES.keys()
     assert LINKS["h200"].bytes_per_s == 450e9
 

@@ -47,6 +47,7 @@ def computable() -> dict[str, type[Policy]]:
         if policy.needs_selection
         and not policy.chooses_by_layer
         and not policy.lookahead_by_layer
+        and not policy.last_look
         and policy.memory in (Policy.memory, Dustin.memory)  # the latter keeps nothing without a rule
         and policy.lookahead_heads is Policy.lookahead_heads
     }

@@ -177,7 +177,9 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
     over_ranks: dict[str, float] = {}
     if setup.ranks.world > 1:
         draft = setup.draft.shape if split_draft else None
-        sums = step_sums_ms(setup.target.shape, draft, case.batch, stepper.depth, setup.ranks.world, size, LINKS[name])
+        sums = step_sums_ms(
+            setup.target.shape, draft, case.batch, stepper.depth, stepper.passes, setup.ranks.world, size, LINKS[name]
+        )
         over_ranks["roofline_all_reduce_ms"] = sums
         roofline += sums
         peak = together.slowest(peak)[0] if peak is not None else None

@@ -136,6 +136,7 @@ class Decoder:
         attend: Attention,
         extent: int | None = None,
         first: bool = False,
+        until: int | None = None,
     ) -> Tensor:
         """Process new tokens and write their keys and values to the cache.
 
@@ -145,9 +146,11 @@ class Decoder:
             extent: how much of the cache attention is shown, at least max(start) + tokens. The default reads `start`,
                 which synchronises a GPU; a caller that knows the lengths gives it.
             first: whether these are the first tokens of their sequences: they set the scales of an 8-bit cache.
+            until: the layer with whose queries the pass ends, for a caller that wants nothing else: later layers get no
+                keys and values. Of a model that is not split.
 
         Returns:
-            [batch, tokens, hidden] final hidden states, normalised.
+            [batch, tokens, hidden] final hidden states, normalised; with `until`, what enters the layer.
         """
         shape = self.shape
         batch, tokens = ids.shape
@@ -165,6 +168,8 @@ class Decoder:
                 normed, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, eps, shape.query_heads, to
             )
             attended = attend(index, q, *cache.layer(index, extent), start).reshape(batch, tokens, -1)
+            if index == until:
+                return x
             x, normed = self._end_block(x, attended, layer.output, layer.mlp_norm)
             inner = ops.gated_linear(normed, layer.gate_up)
             if index + 1 < len(layers):

@@ -10,9 +10,9 @@ from dustin_runtime.errors import ConfigError, UsageError
 from dustin_runtime.guard import Coefficients, Rule
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.compresskv import CompressKV
-from dustin_runtime.policies.dustin import Dustin, DustinD, DustinT
+from dustin_runtime.policies.dustin import Dustin, DustinD, DustinLook, DustinT
 from dustin_runtime.policies.dustin_merged import DustinMerged
-from dustin_runtime.policies.dustin_rest import DustinRest
+from dustin_runtime.policies.dustin_rest import DustinRest, DustinRestLook
 from dustin_runtime.policies.full import MagicDec, SpeculativeDecoding, Vanilla
 from dustin_runtime.policies.h2o import H2O
 from dustin_runtime.policies.quest import Quest, QuestQueryHead
@@ -24,7 +24,7 @@ from dustin_runtime.policies.triforce import TriForce
 
 _ALL: tuple[type[Policy], ...] = (
     *(Vanilla, SpeculativeDecoding, MagicDec, TriForce),
-    *(Dustin, DustinT, DustinD, DustinRest, DustinMerged),
+    *(Dustin, DustinT, DustinD, DustinLook, DustinRest, DustinRestLook, DustinMerged),
     *(
         StreamingLLM,
         StreamingPrompt,
@@ -39,7 +39,7 @@ _ALL: tuple[type[Policy], ...] = (
         SmallKV,
     ),
 )
-_JUDGED: tuple[type[Dustin], ...] = (Dustin, DustinT, DustinD, DustinRest)
+_JUDGED: tuple[type[Dustin], ...] = (Dustin, DustinT, DustinD, DustinLook, DustinRest, DustinRestLook)
 """Those whose lists can be judged: they ask the configuration's heads, for which the estimate was fitted."""
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 

@@ -110,11 +110,11 @@ class Signals(Protocol):
         ...
 
     def lookahead(self) -> Tensor:
-        """[batch, positions] fp32 attention of the draft's heads, summed over the drafted tokens."""
+        """[batch, positions] fp32 attention of the draft's heads, summed over the passes of `Policy.passes`."""
         ...
 
     def lookahead_rows(self) -> Iterable[Tensor]:
-        """By draft layer, [batch, query_heads, depth, positions] fp32 attention of every drafted token."""
+        """By draft layer, [batch, query_heads, passes, positions] fp32 attention of every pass."""
         ...
 
 
@@ -133,6 +133,8 @@ class Policy(ABC):
     """Whether it chooses while the target runs: `verification` is its own, and `select` is not called."""
     lookahead_by_layer: ClassVar[bool] = False
     """Whether it asks for `Signals.lookahead_rows`, and not for `Signals.lookahead`."""
+    last_look: ClassVar[bool] = False
+    """Whether lookahead is asked at the last drafted token too, which the draft then processes for that alone."""
     over_ranks: ClassVar[bool] = False
     """Whether the target may be split over ranks: what is chosen must not depend on the heads and drafted rows that a
     rank has, but on `history` and `lookahead` of `Signals` alone, and be one list for all of them."""
@@ -152,6 +154,10 @@ class Policy(ABC):
         """Heads of the draft whose attention is the lookahead score."""
         assert self.selection is not None
         return self.selection.lookahead
+
+    def passes(self, depth: int) -> int:
+        """Passes of the draft in a step of `depth` drafts whose queries are lookahead's."""
+        return depth + 1 if self.last_look and self.uses_lookahead else depth
 
     def scored(self, draft: ModelShape) -> Selection | None:
         """The selection with the heads that are scored, for plans of memory."""

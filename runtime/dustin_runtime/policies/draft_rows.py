@@ -30,7 +30,7 @@ class DraftRowsPolicy(Policy):
     ) -> int:
         assert draft is not None
         at_prompt = super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
-        return at_prompt + rows * rows_bytes(draft, depth, capacity)
+        return at_prompt + rows * rows_bytes(draft, self.passes(depth), capacity)
 
 
 def all_heads(shape: ModelShape) -> tuple[LayerHeads, ...]:

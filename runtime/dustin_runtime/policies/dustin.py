@@ -148,3 +148,17 @@ class DustinD(Dustin):
 
     def _lookahead_share(self, free: int, configured: int) -> int:
         return free
+
+
+@dataclass(frozen=True)
+class DustinLook(Dustin):
+    """Dustin whose draft looks once more, from its last token.
+
+    A step verifies at the pending token and at `depth` drafts, and what is verified at the last of them is emitted if
+    all are accepted. The draft never processes that one in its step, so lookahead knows nothing of what it attends to,
+    and its KL is twice to four times that of the others (our finding, `results/README.md`). One pass more asks, without
+    the head and up to the last scored layer.
+    """
+
+    name: ClassVar[str] = "dustin-look"
+    last_look: ClassVar[bool] = True

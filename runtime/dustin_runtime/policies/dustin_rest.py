@@ -220,3 +220,11 @@ class DustinRest(Dustin):
     def _memory(self, signals: Signals) -> RestMemory:
         assert isinstance(signals.memory, RestMemory)
         return signals.memory
+
+
+@dataclass(frozen=True)
+class DustinRestLook(DustinRest):
+    """Both: the draft looks from its last token too (`DustinLook`), and the rest has a token."""
+
+    name: ClassVar[str] = "dustin-rest-look"
+    last_look: ClassVar[bool] = True

@@ -1,0 +1,248 @@
+"""What tells how far a step's verification will lie from full: rank correlations, and what a guard by it leaves.
+
+python tools/study_tells.py CONFIG --pair smollm2 --data BOOKS --context 2304 --documents 6 -o tells.json
+
+Of every step, launch by launch, with what a policy reads: KL to full verification, and beside it what might tell it.
+`estimate`, the ARR that the configuration's guard estimates; `unread`, the share of the attention that its list truly
+leaves out, which no step knows; `rest`, that share as the token of `dustin-rest` has it; entropies (nats) of the
+`drafted` and of the `served` distributions, and `apart`, KL of the former from the latter. The file is written after
+every document, one that is there is continued, and several (`--join`) are printed as one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dustin_profile.cli.given_texts import open_texts
+from dustin_profile.data import Prompt
+from dustin_profile.evaluation.fidelity import prepare
+from dustin_profile.evaluation.fidelity_stage import spearman
+from dustin_profile.evaluation.given_texts import GivenTexts, Models, split
+from dustin_profile.evaluation.text_run import TextRun
+from dustin_profile.progress import say
+from dustin_profile.provenance import versions
+from dustin_profile.report import table
+from dustin_profile.settings import ModelSettings
+from dustin_profile.statistics import percentile
+from dustin_runtime.attention.dense import dense_attention
+from dustin_runtime.attention.scoring import last_rows
+from dustin_runtime.attention.sparse import SparseAttention
+from dustin_runtime.config import changed, load_config
+from dustin_runtime.errors import DustinError
+from dustin_runtime.files import write_json
+from dustin_runtime.policies import Policy, guarded, make_policy
+from dustin_runtime.scaled import Held
+
+NEVER = 1e-9
+"""A threshold below every estimate."""
+SETS = {
+    "estimate": ("estimate",),
+    "drafted": ("drafted",),
+    "estimate, drafted": ("estimate", "drafted"),
+    "estimate, served": ("estimate", "served"),
+    "all that a step knows": ("estimate", "drafted", "served", "apart", "rest"),
+    "unread, served": ("unread", "served"),
+}
+"""What is fitted together; the last knows what no step does."""
+SHARE = 0.1
+"""Of steps that a guard sends to full verification."""
+
+
+class Watched:
+    """Puts what every layer leaves unread beside what it attends to, in place of `SparseAttention.__call__`."""
+
+    def __init__(self) -> None:
+        self.inner = SparseAttention.__call__
+        self.unread: list[Tensor] = []
+        self.rest: list[Tensor] = []
+
+    def attach(self) -> None:
+        def call(attend: SparseAttention, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
+            self.watch(attend, layer, q, k, int(start))
+            return self.inner(attend, layer, q, k, v, start)
+
+        setattr(SparseAttention, "__call__", call)  # noqa: B010
+
+    def watch(self, attend: SparseAttention, layer: int, q: Tensor, k: Held, prefix: int) -> None:
+        assert isinstance(k, Tensor)
+        keys = k[:, : prefix + q.shape[1]]
+        rows = last_rows(q, keys)[0]  # [kv_heads, group, tokens, keys]
+        kept = attend.kept(layer)[0]
+        read = torch.zeros(kept.shape[0], keys.shape[1] + 1, device=q.device)
+        read.scatter_(1, torch.where(kept < 0, keys.shape[1], kept), 1)
+        read = read[:, :-1]
+        read[:, prefix:] = 1
+        seen = (rows * read[:, None, None]).sum(dim=-1)
+        self.unread.append(1 - seen.mean())
+        if attend.rest is not None:
+            one, scale = attend.rest.of(layer), q.shape[3] ** -0.5
+            logit = (q[0].float() * one.keys[0].float()).sum(dim=-1) * scale + one.bias[0]  # [tokens, query_heads]
+            query = q[0].float().unflatten(1, (rows.shape[0], -1)).permute(1, 2, 0, 3)
+            scores = query @ keys[0].float().permute(1, 2, 0).unsqueeze(1) * scale
+            listed = scores.masked_fill((read[:, None, None] == 0) | (rows == 0), float("-inf")).logsumexp(dim=-1)
+            self.rest.append((logit.T.view_as(listed) - listed).sigmoid().mean())
+
+    def taken(self) -> tuple[float, float]:
+        """Means over the layers since the last call."""
+        found = [float(torch.stack(shares).mean()) if shares else 0.0 for shares in (self.unread, self.rest)]
+        self.unread, self.rest = [], []
+        return found[0], found[1]
+
+
+def entropy(log_probabilities: Tensor) -> Tensor:
+    return -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
+
+
+def one_document(
+    texts: GivenTexts, models: Models, prompt: Prompt, cells: dict[str, Policy], watched: Watched
+) -> dict[str, list[dict[str, float]]]:
+    """By cell, what is known of each step, and its KL."""
+    ids, text = split(prompt, texts.tokens)
+    depth, vocab = texts.config.depth, texts.pair.shared_vocab
+    ready = prepare(*models, ids, text, vocab, depth, max(policy.prompt_queries for policy in cells.values()))
+    begin = torch.tensor([len(ids)], device=ready.full.device)
+    read = torch.tensor([text], device=ready.full.device)
+    hidden = models[1].forward(read, begin, ready.draft_cache, dense_attention, len(ids) + len(text))[0]
+    proposed = torch.cat([models[1].logits(part)[:, :vocab].float().log_softmax(-1) for part in hidden.split(64)])
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, policy in cells.items():
+        run, steps = TextRun(ready, policy, depth, vocab, graph=False), []  # whose layers can be watched
+        watched.taken()
+        for at in range(0, len(text) - depth - 1, depth + 1):
+            served = run.step(at).logits[0].float().log_softmax(-1)
+            full, drafted = ready.full[at + 1 : at + 2 + depth], proposed[at : at + depth]
+            unread, rest = watched.taken()
+            verified = run.stepper.verified
+            assert isinstance(verified, SparseAttention) and verified.estimate is not None
+            steps.append(
+                {
+                    "kl": float((full.exp() * (full - served)).sum(-1).clamp(min=0).mean()),
+                    "estimate": 1 - float(verified.estimate),
+                    "unread": unread,
+                    "rest": rest,
+                    "drafted": float(entropy(drafted).mean()),
+                    "served": float(entropy(served).mean()),
+                    "apart": float((drafted.exp() * (drafted - served[:depth])).sum(-1).mean()),
+                }
+            )
+        found[name] = [{key: float(f"{value:.5g}") for key, value in step.items()} for step in steps]
+    return found
+
+
+def foretold(documents: Sequence[Sequence[dict[str, float]]], signs: Sequence[str]) -> list[float]:
+    """KL of every step by least squares of logarithms, fitted on the other documents."""
+    design = [np.log(np.array([[step[sign] for sign in signs] for step in one]).clip(1e-4)) for one in documents]
+    design = [np.column_stack([np.ones(len(one)), one]) for one in design]
+    wanted = [np.log(np.array([step["kl"] for step in one]) + 1e-3) for one in documents]
+    found: list[float] = []
+    for held in range(len(documents)):
+        others = [place for place in range(len(documents)) if place != held]
+        x, y = (np.concatenate([of[place] for place in others]) for of in (design, wanted))
+        found += np.exp(design[held] @ np.linalg.lstsq(x, y, rcond=None)[0]).tolist()
+    return found
+
+
+def guarded_by(kl: Sequence[float], order: Sequence[float]) -> tuple[float, float]:
+    """Mean and 99th percentile that are left of all steps' if those of the highest `order` had none."""
+    count = round(SHARE * len(kl))
+    left = [value for _, value in sorted(zip(order, kl, strict=True), reverse=True)[count:]] + [0.0] * count
+    return sum(left) / sum(kl), percentile(left) / percentile(kl)
+
+
+def rows(documents: Sequence[Sequence[dict[str, float]]]) -> list[list[str]]:
+    """A line for each of `SETS`, and one for a guard that knows the KL itself."""
+    kl, found = [step["kl"] for one in documents for step in one], []
+    for name, signs in SETS.items():
+        if all(step[sign] for sign in signs for one in documents for step in one):
+            said = foretold(documents, signs)
+            mean, tail = guarded_by(kl, said)
+            rank = spearman(list(zip(said, kl, strict=True)))
+            found.append([name, f"{rank:.2f}" if rank is not None else "", f"{mean:.2f}", f"{tail:.2f}"])
+    mean, tail = guarded_by(kl, kl)
+    return [*found, ["the KL itself", "1.00", f"{mean:.2f}", f"{tail:.2f}"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, nargs="?", help="with guard: emitted by dustin-profile search")
+    for name in ("pair", "target", "draft"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--data", default="topics")
+    parser.add_argument("--context", type=int, default=2304, help="tokens of a document, its text included")
+    parser.add_argument("--documents", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=256, help="of a document's text")
+    parser.add_argument("--method", action="append", help="repeat; default: dustin, dustin-rest-look")
+    parser.add_argument("--budget", type=int, action="append", help="repeat; default: the config's")
+    parser.add_argument("--join", type=Path, action="append", help="print such files together, and measure nothing")
+    parser.add_argument("-o", "--output", type=Path)
+    arguments = parser.parse_args()
+    if arguments.join:
+        parts = [one for file in arguments.join for one in json.loads(file.read_text(encoding="utf-8"))["documents"]]
+        show(parts)
+        return
+    if arguments.config is None or arguments.output is None:
+        parser.error("give a config and --output, or files to --join")
+    served = load_config(arguments.config)
+    if served.guard is None:
+        parser.error(f"{arguments.config} has no guard: emit it anew with dustin-profile search")
+    names = ("pair", "target", "draft", "device", "dtype")
+    texts = open_texts(
+        served,
+        ModelSettings(**{name: getattr(arguments, name) for name in names}, offline=True),
+        arguments.data,
+        arguments.context,
+        arguments.documents,
+        arguments.tokens,
+    )
+    cells = {
+        f"{method} k{budget}": guarded(
+            make_policy(method, changed(served.selection, budget, None)), served, threshold=NEVER
+        )
+        for method in arguments.method or ["dustin", "dustin-rest-look"]
+        for budget in arguments.budget or [served.selection.budget]
+    }
+    inputs = json.loads(json.dumps(texts.made_from(1) | {"guard": served.guard.model_dump(mode="json")}))
+    documents: list[dict[str, Any]] = []
+    if arguments.output.exists():
+        held = json.loads(arguments.output.read_text(encoding="utf-8"))
+        if held["inputs"] != inputs or any(one["cells"].keys() != cells.keys() for one in held["documents"]):
+            parser.error(f"{arguments.output} was made from other inputs; give another file")
+        documents = held["documents"]
+    watched, loaded = Watched(), list[Models]()
+    watched.attach()
+    for _, prompt in texts.usable():
+        if prompt.id not in [one["id"] for one in documents]:
+            loaded = loaded or [texts.load()]
+            with torch.inference_mode():
+                measured = one_document(texts, loaded[0], prompt, cells, watched)
+            documents.append({"id": prompt.id, "source": prompt.source, "cells": measured})
+            found = {"kind": "dustin-study-tells", "inputs": inputs, "versions": versions(), "documents": documents}
+            write_json(arguments.output, found)
+            say(prompt.id)
+    show(documents)
+
+
+def show(documents: Sequence[dict[str, Any]]) -> None:
+    for cell in documents[0]["cells"]:
+        steps = [one["cells"][cell] for one in documents]
+        kl = [step["kl"] for one in steps for step in one]
+        print(f"\n{cell}: {len(kl)} steps, KL {sum(kl) / len(kl):.4f}, 99th % {percentile(kl):.3f}\n")
+        header = ["told by", "rank correlation", f"a guard at {SHARE:.0%} leaves of mean KL", "of the 99th %"]
+        print("\n".join(table(header, rows(steps))))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except DustinError as error:
+        raise SystemExit(f"error: {error}") from None
