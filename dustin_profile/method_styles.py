@@ -45,7 +45,7 @@ _STYLES = {
     "dustin-d": Style("Dustin-D (lookahead)", SKY, "^", "-."),
     "dustin-look": Style("Dustin, last look", SKY, "o", own=True),
     "dustin-rest": Style("Dustin, with the rest", BLUE, "D", own=True),
-    "dustin-rest-look": Style("Dustin, last look and rest", BLUE, "p", own=True),
+    "dustin-rest-look": Style("Dustin, last look and rest", INK, "p", own=True),
     "dustin-merged": Style("Dustin, merged ranking", BLUE, "*", "-."),
     "oracle": Style("oracle, one list", GREY, "d", "--", bound=True),
     "oracle-by-head": Style("oracle, per head", GREY, "D", ":", bound=True),

@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dustin_profile.cli.given_texts import open_texts
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import prepare
-from dustin_profile.evaluation.fidelity_stage import spearman
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, split
+from dustin_profile.evaluation.tells import SHARE, told
 from dustin_profile.evaluation.text_run import TextRun
 from dustin_profile.progress import say
 from dustin_profile.provenance import versions
@@ -43,17 +42,6 @@ from dustin_runtime.scaled import Held
 
 NEVER = 1e-9
 """A threshold below every estimate."""
-SETS = {
-    "estimate": ("estimate",),
-    "drafted": ("drafted",),
-    "estimate, drafted": ("estimate", "drafted"),
-    "estimate, served": ("estimate", "served"),
-    "all that a step knows": ("estimate", "drafted", "served", "apart", "rest"),
-    "unread, served": ("unread", "served"),
-}
-"""What is fitted together; the last knows what no step does."""
-SHARE = 0.1
-"""Of steps that a guard sends to full verification."""
 
 
 class Watched:
@@ -137,39 +125,6 @@ def one_document(
     return found
 
 
-def foretold(documents: Sequence[Sequence[dict[str, float]]], signs: Sequence[str]) -> list[float]:
-    """KL of every step by least squares of logarithms, fitted on the other documents."""
-    design = [np.log(np.array([[step[sign] for sign in signs] for step in one]).clip(1e-4)) for one in documents]
-    design = [np.column_stack([np.ones(len(one)), one]) for one in design]
-    wanted = [np.log(np.array([step["kl"] for step in one]) + 1e-3) for one in documents]
-    found: list[float] = []
-    for held in range(len(documents)):
-        others = [place for place in range(len(documents)) if place != held]
-        x, y = (np.concatenate([of[place] for place in others]) for of in (design, wanted))
-        found += np.exp(design[held] @ np.linalg.lstsq(x, y, rcond=None)[0]).tolist()
-    return found
-
-
-def guarded_by(kl: Sequence[float], order: Sequence[float]) -> tuple[float, float]:
-    """Mean and 99th percentile that are left of all steps' if those of the highest `order` had none."""
-    count = round(SHARE * len(kl))
-    left = [value for _, value in sorted(zip(order, kl, strict=True), reverse=True)[count:]] + [0.0] * count
-    return sum(left) / sum(kl), percentile(left) / percentile(kl)
-
-
-def rows(documents: Sequence[Sequence[dict[str, float]]]) -> list[list[str]]:
-    """A line for each of `SETS`, and one for a guard that knows the KL itself."""
-    kl, found = [step["kl"] for one in documents for step in one], []
-    for name, signs in SETS.items():
-        if all(step[sign] for sign in signs for one in documents for step in one):
-            said = foretold(documents, signs)
-            mean, tail = guarded_by(kl, said)
-            rank = spearman(list(zip(said, kl, strict=True)))
-            found.append([name, f"{rank:.2f}" if rank is not None else "", f"{mean:.2f}", f"{tail:.2f}"])
-    mean, tail = guarded_by(kl, kl)
-    return [*found, ["the KL itself", "1.00", f"{mean:.2f}", f"{tail:.2f}"]]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, nargs="?", help="with guard: emitted by dustin-profile search")
@@ -238,7 +193,11 @@ def show(documents: Sequence[dict[str, Any]]) -> None:
         kl = [step["kl"] for one in steps for step in one]
         print(f"\n{cell}: {len(kl)} steps, KL {sum(kl) / len(kl):.4f}, 99th % {percentile(kl):.3f}\n")
         header = ["told by", "rank correlation", f"a guard at {SHARE:.0%} leaves of mean KL", "of the 99th %"]
-        print("\n".join(table(header, rows(steps))))
+        rows = [
+            [one.signs, "" if one.rank is None else f"{one.rank:.2f}", f"{one.mean:.2f}", f"{one.tail:.2f}"]
+            for one in told(steps)
+        ]
+        print("\n".join(table(header, rows)))
 
 
 if __name__ == "__main__":

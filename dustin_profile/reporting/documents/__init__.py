@@ -13,7 +13,7 @@ from dustin_profile.reporting.documents.run import (
     ProfileTimes,
 )
 from dustin_profile.reporting.documents.search import Heads, SearchResults
-from dustin_profile.reporting.documents.studies import GuardStudy, ListStudy, SplitStudy
+from dustin_profile.reporting.documents.studies import GuardStudy, ListStudy, SplitStudy, TellsStudy
 
 KINDS: dict[str, type[Document]] = {
     str(cls.model_fields["kind"].annotation.__args__[0]): cls  # type: ignore[union-attr]
@@ -35,6 +35,7 @@ KINDS: dict[str, type[Document]] = {
         ListStudy,
         SplitStudy,
         GuardStudy,
+        TellsStudy,
     )
 }
 """By the `kind` that a file names."""
@@ -55,5 +56,6 @@ MADE_BY = {
     "dustin-study-lists": "python tools/study_lists.py",
     "dustin-study-splits": "python tools/study_splits.py",
     "dustin-study-guard": "python tools/study_guard.py",
+    "dustin-study-tells": "python tools/study_tells.py",
 }
 """The command that writes a kind, for remedies."""

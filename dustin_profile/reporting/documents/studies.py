@@ -46,6 +46,8 @@ class StudyCell(Part):
     kl: float
     agreement: float
     read: float
+    places: list[float] = Field(default_factory=list)
+    """KL of every place in a step. Older files do not have it."""
 
 
 class Study(Document):
@@ -85,6 +87,11 @@ class SplitDocument(ListDocument):
     """Which of the study's texts."""
 
 
+class TellsDocument(Part):
+    id: str
+    cells: dict[CellName, list[dict[str, Annotated[float, Field(allow_inf_nan=False)]]]] = Field(min_length=1)
+
+
 class SplitInputs(Part):
     texts: list[StudyTexts] = Field(min_length=1)
 
@@ -110,6 +117,18 @@ class SplitStudy(Study):
     @property
     def made_of(self) -> StudyTexts:
         return self.inputs.texts[0]
+
+
+class TellsStudy(Study):
+    """Of every step its KL and what might tell it, see `evaluation.tells`."""
+
+    kind: Literal["dustin-study-tells"]
+    inputs: StudyTexts
+    documents: list[TellsDocument] = Field(min_length=1)
+
+    @property
+    def made_of(self) -> StudyTexts:
+        return self.inputs
 
 
 class GuardCell(Part):

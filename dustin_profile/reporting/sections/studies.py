@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import Any
 
+from dustin_profile.evaluation.tells import HINDSIGHT, SHARE, Step, told
 from dustin_profile.method_styles import label
 from dustin_profile.reporting.blocks import Block, Cell, Content, Figure, Figures, Group, Heading, Row, Table
 from dustin_profile.reporting.documents.studies import (
@@ -18,6 +19,7 @@ from dustin_profile.reporting.documents.studies import (
     Study,
     StudyCell,
     StudyTexts,
+    TellsStudy,
 )
 from dustin_profile.reporting.section import Section
 from dustin_profile.reporting.sections.by_tokens_read import kl_figure
@@ -41,7 +43,7 @@ from dustin_profile.reporting.titles import slug
 from dustin_profile.reporting.wording import cell, count, listed, pair, percent, plain, plural, signed
 from dustin_profile.statistics import percentile
 
-DRAWN = (BASE, "specattn-all", "smallkv", 'dustin-rest rest {"queries": 8, "period": 112}', "oracle-by-head")
+DRAWN = (BASE, "specattn-all", "dustin-look", "dustin-rest", "dustin-rest-look")
 """Cells without their budget: one line of each method, as it is served."""
 MOST_KINDS = 6
 """Columns that a table has room for."""
@@ -59,13 +61,14 @@ def build(evidence: Evidence) -> Content | None:
         blocks += [_splits(pool, budget, found) for budget, found in splits(pool).items()]
     for guarded in guards:
         blocks += [Heading(f"Guards and several budgets: {_pair(guarded.inputs, evidence)}"), _guards(guarded)]
+    blocks += _tells([source.data for source in evidence.of(TellsStudy)], evidence)
     if not blocks:
         return None
     return Content(
         "Ways to spend a budget, by KL against full verification on given texts. Each is compared with Dustin on the"
         " same documents, which are the unit, whichever files they are from; where rows have different documents, the"
         " ratio is what can be compared. What reads more than its list, and as much as a larger budget of Dustin,"
-        " stands with that one. The line of Dustin with the rest is of a turn every 112 steps."
+        " stands with that one."
         " A method is what it was when its file was made, and may have changed or gone since.",
         blocks,
     )
@@ -93,6 +96,13 @@ def _lists(pool: Pool[StudyTexts, StudyCell], title: str, suffix: str) -> Iterat
         rows = [_line(line, budget, columns) for line in lines]
         said = " A kind's column: its KL over Dustin's." if columns else ""
         yield Table(f"Selections compared, k = {budget}", header, rows, _note(pool.inputs, texts) + said)
+        if places := _places(texts, [line.name for line in lines]):
+            header = ("lists", *(str(place) for place in range(1, pool.inputs.depth + 2)), "documents")
+            note = (
+                "KL by place in a step: first what is verified at the pending token, last at the last drafted one,"
+                " which the draft of most methods does not process in its step."
+            )
+            yield Table(f"KL by place, k = {budget}", header, places, note)
 
 
 def _line(line: Line, budget: int, columns: Sequence[str]) -> Row:
@@ -106,6 +116,17 @@ def _line(line: Line, budget: int, columns: Sequence[str]) -> Row:
         Cell(count(line.documents)),
     ]
     return Row(cells, strong=line.name == f"{BASE} k{budget}")
+
+
+def _places(texts: Sequence[Text[StudyCell]], names: Sequence[str]) -> list[Row]:
+    """Means over the documents that say it."""
+    rows = []
+    for name in names:
+        cells = [text.cells[name].places for text in texts if name in text.cells and text.cells[name].places]
+        if cells:
+            means = [Cell(plain(mean(place), 4)) for place in zip(*cells, strict=True)]
+            rows.append(Row([_name(name), *means, Cell(count(len(cells)))], strong=name.startswith(f"{BASE} k")))
+    return rows
 
 
 def _name(name: str) -> Cell:
@@ -210,6 +231,47 @@ def _guards(pool: Pool[GuardInputs, GuardCell]) -> Table:
         " %: of the steps or tokens of each."
     )
     return Table("Guards compared", header, rows, _note(pool.inputs, pool.texts) + note)
+
+
+def _tells(studies: Sequence[TellsStudy], evidence: Evidence) -> Iterator[Block]:
+    """Files of one pair are of documents of one kind each."""
+    pairs: dict[str, list[TellsStudy]] = {}
+    for study in studies:
+        pairs.setdefault(_pair(study.inputs, evidence), []).append(study)
+    for title, files in pairs.items():
+        documents = [one for study in files for one in study.documents]
+        for name in dict.fromkeys(name for one in documents for name in one.cells):
+            cells = [one.cells[name] for one in documents if name in one.cells]
+            kl = [step["kl"] for one in cells for step in one]
+            rows = [
+                Row(
+                    [
+                        Cell(one.signs),
+                        Cell(plain(one.rank, 2) if one.rank is not None else ""),
+                        Cell(plain(one.mean, 2)),
+                        Cell(plain(one.tail, 2)),
+                    ],
+                    strong=one.signs == HINDSIGHT,
+                )
+                for one in told(cells)
+            ]
+            header = ("told by", "rank correlation", "left of mean KL", "of the 99th %")
+            yield Table(f"What tells a step's KL, {_named(name)}: {title}", header, rows, _tells_note(cells, kl))
+
+
+def _named(name: str) -> str:
+    method, _, budget = name.rpartition(" k")
+    return f"{label(method)} at k = {budget}"
+
+
+def _tells_note(cells: Sequence[Sequence[Step]], kl: Sequence[float]) -> str:
+    return (
+        f"{plural(len(kl), 'step')} of {plural(len(cells), 'document')}, mean KL {plain(mean(kl), 4)}, 99th %"
+        f" {plain(percentile(kl))}. Signs are fitted to it on the other documents. What is left: if the"
+        f" {percent(SHARE)} of steps of which most is foretold had none. estimate: of ARR, as the guard has it;"
+        " drafted, served: entropy of the draft's and of the served distribution; all: with their KL, and what"
+        " dustin-rest's token takes; unread: the attention that the list truly leaves out, which no step knows."
+    )
 
 
 _RULES = (
