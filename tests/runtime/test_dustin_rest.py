@@ -153,7 +153,7 @@ def test_tokens_read_counts_one_for_each_query_head() -> None:
 @pytest.mark.parametrize("period", [1, 2, 3, 4, 5, 9])
 def test_in_a_period_every_layer_is_asked_once(target: Decoder, period: int) -> None:
     policy = make_policy("dustin-rest", selection(20, Rest(queries=2, period=period)))
-    memory = policy.memory(SHAPE, 3, 2, 200, torch.float64, torch.device("cpu"))
+    memory = policy.memory(target, 3, 2, 200)
     assert isinstance(memory, RestMemory)
     memory.queries.normal_(generator=torch.Generator().manual_seed(0))
     memory.listed.copy_(torch.arange(20).expand(2, -1))
@@ -177,7 +177,7 @@ def test_in_a_period_every_layer_is_asked_once(target: Decoder, period: int) -> 
 def test_a_prompt_fills_every_layer(target: Decoder, length: int) -> None:
     """As if it had read what its last queries attend to most, all heads of all layers together."""
     policy = make_policy("dustin-rest", selection(20, Rest(queries=3)))
-    memory = policy.memory(SHAPE, 3, 2, 200, torch.float64, torch.device("cpu"))
+    memory = policy.memory(target, 3, 2, 200)
     assert isinstance(memory, RestMemory)
     cache = target.cache(1, 200)
     tap = QueryTap(dense_attention, range(4), last=16)
@@ -209,13 +209,15 @@ def test_a_prompt_fills_every_layer(target: Decoder, length: int) -> None:
     assert not memory.tokens.values[:, 0].any() and (memory.tokens.bias[:, 0] == float("-inf")).all()
 
 
-def test_a_list_that_is_padded_leaves_the_first_position_unread() -> None:
+def test_a_list_that_is_padded_leaves_the_first_position_unread(target: Decoder) -> None:
     """With no sink it may be the heaviest of all."""
     chosen = selection(20, Rest(queries=1)).model_copy(update={"sink": 0, "window": 0})
-    memory = RestMemory(chosen, 20, SHAPE, 3, 1, torch.float64, torch.device("cpu"))
+    memory = RestMemory(chosen, 20, target, 3, 1)
     memory.listed[0, :2] = torch.tensor([1, 2])
     keys = random(4, 1, 4, 2, 8)
-    memory._make(memory.tokens, torch.zeros(1, 1).long(), torch.tensor([4]), keys, keys, slice(None), None)
+    lengths, every = torch.tensor([4]), slice(None)
+    unread = memory._unread(lengths, 4, every)
+    memory._make(memory.tokens, torch.zeros(1, 1).long(), lengths, keys, keys, unread, every, None)
     wanted = made(
         torch.zeros(1, 1, 6, 8).double(), keys[0], keys[0], torch.tensor([[3]]), torch.tensor([[1, 0, 0, 1]]) > 0
     )
@@ -225,7 +227,7 @@ def test_a_list_that_is_padded_leaves_the_first_position_unread() -> None:
 def test_with_several_budgets_a_prompt_s_tokens_stand_for_all_but_the_smallest(target: Decoder) -> None:
     rule = Rule(sizes=(8, 20), target_arr=0.5)
     policy = replace(make_policy("dustin-rest", selection(20, Rest(queries=2))), rule=rule)  # type: ignore[call-arg]
-    memory = policy.memory(SHAPE, 3, 1, 200, torch.float64, torch.device("cpu"))
+    memory = policy.memory(target, 3, 1, 200)
     assert isinstance(memory, RestMemory)
     cache = target.cache(1, 200)
     tap = QueryTap(dense_attention, range(4), last=16)

@@ -22,6 +22,8 @@ from dustin_runtime.memory_plan import (
     plan,
     require,
 )
+from dustin_runtime.models.decoder import Decoder, Weights
+from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
 from dustin_runtime.parallel.stages import Stage
 from dustin_runtime.policies import POLICIES, make_policy
@@ -45,6 +47,12 @@ def planned(batch: int = BATCH, capacity: int = CAPACITY, element_bytes: int = 2
     return plan(
         TARGET, DRAFT, batch=batch, capacity=capacity, depth=4, selection=SELECTION, element_bytes=element_bytes
     )
+
+
+def weightless(shape: ModelShape) -> Decoder:
+    """A decoder of that shape, as far as buffers are made for it."""
+    nothing = torch.empty(0, dtype=torch.bfloat16)
+    return Decoder(shape, Weights(nothing, (), nothing, nothing))
 
 
 def refusal(of: MemoryPlan, available: int) -> str:
@@ -117,7 +125,7 @@ def test_ranks_share_the_rows_of_a_draft_cache() -> None:
 def test_what_a_method_keeps_is_planned(name: str) -> None:
     policy = make_policy(name, SELECTION)
     rows, capacity = 3, 1500
-    memory = policy.memory(TARGET, 4, rows, capacity, torch.bfloat16, torch.device("cpu"))
+    memory = policy.memory(weightless(TARGET), 4, rows, capacity)
     held = sum(x.nbytes for x in vars(memory).values() if isinstance(x, torch.Tensor)) if memory else 0
     found = plan(TARGET, DRAFT, batch=rows, capacity=capacity, depth=4, selection=SELECTION, policies=[policy])
     assert held <= found.parts["policy"] < held + 2**30
