@@ -19,6 +19,9 @@ from dustin_runtime.guard import Rule
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
+from dustin_runtime.parallel.collectives import Collectives
+from dustin_runtime.parallel.pipeline import Pipeline
+from dustin_runtime.parallel.stages import Stage
 from dustin_runtime.policies import make_policy
 from dustin_runtime.policies.base import Prompted
 from dustin_runtime.policies.dustin_rest import RestMemory
@@ -171,6 +174,30 @@ def test_in_a_period_every_layer_is_asked_once(target: Decoder, period: int) -> 
             assert sorted(layer for step in asked[begin : begin + period] for layer in step[row]) == [0, 1, 2, 3]
         assert max(counts) - min(counts) <= 1
     assert memory.steps.tolist() == [5 + 2 * period, 8 + 2 * period]
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 9])
+def test_stages_of_a_pipeline_have_the_turns_of_one_process(target: Decoder, period: int) -> None:
+    deep = SHAPE.model_copy(update={"layers": 7})
+
+    def turns(world: int, rank: int) -> list[list[list[int]]]:
+        """By step and row, the layers of a stage, counted as in the whole model."""
+        stage = Stage.of(deep, rank, world)
+        here = Decoder(stage.shape, target.weights, Pipeline(stage, Collectives(rank, world)))
+        memory = RestMemory(selection(20, Rest(period=period)), 20, here, 3, 2)
+        found = []
+        for step in range(2 * period):
+            memory.steps.copy_(torch.tensor([step, step + 4]))
+            found.append([[stage.layers.start + x for x in row if x >= 0] for row in memory._whose_turn().T.tolist()])
+        return found
+
+    alone = turns(1, 0)
+    assert [sorted(layer for step in alone[:period] for layer in step[row]) for row in range(2)] == [[*range(7)]] * 2
+    for world in range(2, 8):
+        stages = [turns(world, rank) for rank in range(world)]
+        for step, wanted in enumerate(alone):
+            for row in range(2):
+                assert sorted(layer for stage in stages for layer in stage[step][row]) == sorted(wanted[row])
 
 
 @pytest.mark.parametrize("length", [1, 5, 24, 90])
