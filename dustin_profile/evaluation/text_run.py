@@ -147,7 +147,7 @@ def log_loss(log_probabilities: Tensor, ids: Tensor) -> Tensor:
 
 def _state(ready: Prefilled, stepper: Stepper) -> State:
     """A state behind the prompt, over the shared caches; its row is not active."""
-    shape, device = ready.target.shape, ready.target.device
+    device = ready.target.device
     small = stepper.state(1, stepper.depth + 2)  # the caches of this one are not used
     capacity = ready.served_cache.capacity
     heads = stepper.history_heads
@@ -158,7 +158,7 @@ def _state(ready: Prefilled, stepper: Stepper) -> State:
         lengths=torch.tensor([len(ready.prompt)], device=device),
         recent=torch.tensor([[ready.prompt[-1], ready.text[0]]], device=device),
         history_query=heads.gather_last([ready.prompted.queries]) if heads else None,
-        memory=stepper.policy.memory(shape, stepper.depth, 1, capacity, ready.target.dtype, device),
+        memory=stepper.policy.memory(ready.target, stepper.depth, 1, capacity),
         extent=capacity - stepper.depth - 1,
     )
 

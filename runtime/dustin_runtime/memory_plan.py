@@ -178,8 +178,9 @@ class MemoryPlan:
         return 4 * self.batch * self.capacity * (lines + 2)
 
     def _policies(self) -> int:
+        held = part_of(self.target, 0, self.world, self.pipeline)
         sizes = (self.depth, self.batch, self.capacity, self.element_bytes)
-        return max((policy.memory_bytes(self._target, self._draft, *sizes) for policy in self.policies), default=0)
+        return max((policy.memory_bytes(held, self._draft, *sizes) for policy in self.policies), default=0)
 
     def _logits(self) -> int:
         rows = self.batch * self._queries

@@ -184,7 +184,7 @@ def step_costs(
         if isinstance(policy, DustinRest):
             rest = rest_of(selection)
             part_of_layers = 1 / rest.period  # of all; keys and values are read as by attention
-            every = attention_cost(target, lengths, rest.queries, kv_bytes)
+            every = attention_cost(part.shape, lengths, rest.queries, kv_bytes)
             scores = sum_costs(scores, Cost(round(every.bytes * part_of_layers), every.flops * part_of_layers))
     return StepCosts(target_linears, verify, draft_linears, draft_attention, scores, Cost(logits, 0.0))
 

@@ -195,7 +195,7 @@ class Stepper:
             else None,
             active=torch.zeros(rows, dtype=torch.bool, device=device),
             sampling=Sampling.allocate(rows, device),
-            memory=self.policy.memory(shape, self.depth, rows, capacity, self.target.dtype, device),
+            memory=self.policy.memory(self.target, self.depth, rows, capacity),
             draft_lists=self.policy.draft_lists(self.draft.shape, rows, capacity, self.draft_budget, device)
             if self.draft and self.draft_budget
             else None,

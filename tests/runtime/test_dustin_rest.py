@@ -19,6 +19,9 @@ from dustin_runtime.guard import Rule
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
+from dustin_runtime.parallel.collectives import Collectives
+from dustin_runtime.parallel.pipeline import Pipeline
+from dustin_runtime.parallel.stages import Stage
 from dustin_runtime.policies import make_policy
 from dustin_runtime.policies.base import Prompted
 from dustin_runtime.policies.dustin_rest import RestMemory
@@ -153,7 +156,7 @@ def test_tokens_read_counts_one_for_each_query_head() -> None:
 @pytest.mark.parametrize("period", [1, 2, 3, 4, 5, 9])
 def test_in_a_period_every_layer_is_asked_once(target: Decoder, period: int) -> None:
     policy = make_policy("dustin-rest", selection(20, Rest(queries=2, period=period)))
-    memory = policy.memory(SHAPE, 3, 2, 200, torch.float64, torch.device("cpu"))
+    memory = policy.memory(target, 3, 2, 200)
     assert isinstance(memory, RestMemory)
     memory.queries.normal_(generator=torch.Generator().manual_seed(0))
     memory.listed.copy_(torch.arange(20).expand(2, -1))
@@ -173,11 +176,35 @@ def test_in_a_period_every_layer_is_asked_once(target: Decoder, period: int) -> 
     assert memory.steps.tolist() == [5 + 2 * period, 8 + 2 * period]
 
 
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 9])
+def test_stages_of_a_pipeline_have_the_turns_of_one_process(target: Decoder, period: int) -> None:
+    deep = SHAPE.model_copy(update={"layers": 7})
+
+    def turns(world: int, rank: int) -> list[list[list[int]]]:
+        """By step and row, the layers of a stage, counted as in the whole model."""
+        stage = Stage.of(deep, rank, world)
+        here = Decoder(stage.shape, target.weights, Pipeline(stage, Collectives(rank, world)))
+        memory = RestMemory(selection(20, Rest(period=period)), 20, here, 3, 2)
+        found = []
+        for step in range(2 * period):
+            memory.steps.copy_(torch.tensor([step, step + 4]))
+            found.append([[stage.layers.start + x for x in row if x >= 0] for row in memory._whose_turn().T.tolist()])
+        return found
+
+    alone = turns(1, 0)
+    assert [sorted(layer for step in alone[:period] for layer in step[row]) for row in range(2)] == [[*range(7)]] * 2
+    for world in range(2, 8):
+        stages = [turns(world, rank) for rank in range(world)]
+        for step, wanted in enumerate(alone):
+            for row in range(2):
+                assert sorted(layer for stage in stages for layer in stage[step][row]) == sorted(wanted[row])
+
+
 @pytest.mark.parametrize("length", [1, 5, 24, 90])
 def test_a_prompt_fills_every_layer(target: Decoder, length: int) -> None:
     """As if it had read what its last queries attend to most, all heads of all layers together."""
     policy = make_policy("dustin-rest", selection(20, Rest(queries=3)))
-    memory = policy.memory(SHAPE, 3, 2, 200, torch.float64, torch.device("cpu"))
+    memory = policy.memory(target, 3, 2, 200)
     assert isinstance(memory, RestMemory)
     cache = target.cache(1, 200)
     tap = QueryTap(dense_attention, range(4), last=16)
@@ -209,13 +236,15 @@ def test_a_prompt_fills_every_layer(target: Decoder, length: int) -> None:
     assert not memory.tokens.values[:, 0].any() and (memory.tokens.bias[:, 0] == float("-inf")).all()
 
 
-def test_a_list_that_is_padded_leaves_the_first_position_unread() -> None:
+def test_a_list_that_is_padded_leaves_the_first_position_unread(target: Decoder) -> None:
     """With no sink it may be the heaviest of all."""
     chosen = selection(20, Rest(queries=1)).model_copy(update={"sink": 0, "window": 0})
-    memory = RestMemory(chosen, 20, SHAPE, 3, 1, torch.float64, torch.device("cpu"))
+    memory = RestMemory(chosen, 20, target, 3, 1)
     memory.listed[0, :2] = torch.tensor([1, 2])
     keys = random(4, 1, 4, 2, 8)
-    memory._make(memory.tokens, torch.zeros(1, 1).long(), torch.tensor([4]), keys, keys, slice(None), None)
+    lengths, every = torch.tensor([4]), slice(None)
+    unread = memory._unread(lengths, 4, every)
+    memory._make(memory.tokens, torch.zeros(1, 1).long(), lengths, keys, keys, unread, every, None)
     wanted = made(
         torch.zeros(1, 1, 6, 8).double(), keys[0], keys[0], torch.tensor([[3]]), torch.tensor([[1, 0, 0, 1]]) > 0
     )
@@ -225,7 +254,7 @@ def test_a_list_that_is_padded_leaves_the_first_position_unread() -> None:
 def test_with_several_budgets_a_prompt_s_tokens_stand_for_all_but_the_smallest(target: Decoder) -> None:
     rule = Rule(sizes=(8, 20), target_arr=0.5)
     policy = replace(make_policy("dustin-rest", selection(20, Rest(queries=2))), rule=rule)  # type: ignore[call-arg]
-    memory = policy.memory(SHAPE, 3, 1, 200, torch.float64, torch.device("cpu"))
+    memory = policy.memory(target, 3, 1, 200)
     assert isinstance(memory, RestMemory)
     cache = target.cache(1, 200)
     tap = QueryTap(dense_attention, range(4), last=16)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dustin_runtime.cache import KVCache
-from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.config import LayerHeads, Rest, Selection
 from dustin_runtime.errors import CapacityError, UsageError
 from dustin_runtime.guard import Coefficients, Rule
 from dustin_runtime.memory_plan import (
@@ -22,6 +22,8 @@ from dustin_runtime.memory_plan import (
     plan,
     require,
 )
+from dustin_runtime.models.decoder import Decoder, Weights
+from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
 from dustin_runtime.parallel.stages import Stage
 from dustin_runtime.policies import POLICIES, make_policy
@@ -45,6 +47,12 @@ def planned(batch: int = BATCH, capacity: int = CAPACITY, element_bytes: int = 2
     return plan(
         TARGET, DRAFT, batch=batch, capacity=capacity, depth=4, selection=SELECTION, element_bytes=element_bytes
     )
+
+
+def weightless(shape: ModelShape) -> Decoder:
+    """A decoder of that shape, as far as buffers are made for it."""
+    nothing = torch.empty(0, dtype=torch.bfloat16)
+    return Decoder(shape, Weights(nothing, (), nothing, nothing))
 
 
 def refusal(of: MemoryPlan, available: int) -> str:
@@ -117,7 +125,7 @@ def test_ranks_share_the_rows_of_a_draft_cache() -> None:
 def test_what_a_method_keeps_is_planned(name: str) -> None:
     policy = make_policy(name, SELECTION)
     rows, capacity = 3, 1500
-    memory = policy.memory(TARGET, 4, rows, capacity, torch.bfloat16, torch.device("cpu"))
+    memory = policy.memory(weightless(TARGET), 4, rows, capacity)
     held = sum(x.nbytes for x in vars(memory).values() if isinstance(x, torch.Tensor)) if memory else 0
     found = plan(TARGET, DRAFT, batch=rows, capacity=capacity, depth=4, selection=SELECTION, policies=[policy])
     assert held <= found.parts["policy"] < held + 2**30
@@ -127,6 +135,22 @@ def test_what_a_method_keeps_is_planned(name: str) -> None:
     assert found.total == without.total + found.parts["policy"] + looks * row
     several = replace(found, policies=(make_policy("sd", None), policy, make_policy("dustin", SELECTION)))
     assert several.total == found.total
+
+
+def test_turns_of_the_rest_are_planned_as_a_stage_has_them() -> None:
+    """As many in a step as the whole model has, but no more than there are layers: what a turn takes is the same."""
+
+    def policy(period: int, world: int, pipeline: bool = True) -> int:
+        chosen = SELECTION.model_copy(update={"rest": Rest(period=period)})
+        sizes = {"batch": 3, "capacity": 8000, "depth": 4, "policies": [make_policy("dustin-rest", chosen)]}
+        return plan(TARGET, DRAFT, **sizes, world=world, pipeline=pipeline and world > 1).parts["policy"]
+
+    one = policy(14, 1) - policy(28, 1)  # of 28 layers
+    assert one > 0
+    assert [policy(period, 4) - policy(28, 4) for period in (14, 4, 1)] == [one, 6 * one, 6 * one]
+    assert policy(1, 1) - policy(28, 1) == 27 * one
+    assert policy(28, 4) < policy(28, 1)
+    assert policy(28, 2, pipeline=False) < policy(28, 1)
 
 
 def test_one_step_of_smallkv_holds_the_rows_of_all_heads_twice() -> None:

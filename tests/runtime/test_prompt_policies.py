@@ -102,7 +102,7 @@ def test_prompts_are_compressed_once_and_what_follows_is_kept(target: Decoder, l
     prefill(target, cache, ids, attend=tap, chunk=32, tail=8)
     whole = QueryTap(dense_attention, range(4))
     prefill(target, target.cache(1, 600), ids, attend=whole, chunk=1024)
-    memory = policy.memory(SHAPE, 3, 2, 600, torch.float64, torch.device("cpu"))
+    memory = policy.memory(target, 3, 2, 600)
     assert isinstance(memory, PromptLists)
     memory.admit(1, Prompted(length, cache, tap.queries), None)
     lengths = torch.tensor([1, length + 5])
@@ -118,7 +118,7 @@ def test_prompts_are_compressed_once_and_what_follows_is_kept(target: Decoder, l
 
 def test_the_first_and_the_last_eight_of_a_prompt(target: Decoder) -> None:
     policy = make_policy("streaming-prompt", selection(20))
-    memory = policy.memory(SHAPE, 3, 1, 100, torch.float64, torch.device("cpu"))
+    memory = policy.memory(target, 3, 1, 100)
     assert isinstance(memory, PromptLists)
     queries = {layer: random(1, 1, 6, 8) for layer in range(4)}
     memory.admit(0, Prompted(60, target.cache(1, 100), queries), None)

@@ -68,9 +68,13 @@ class SparseAttention:
         lists = self.lists.shape[0] * self.lists.shape[2]
         read = read / lists if lists > 1 else read
         if self.rest:
-            there = self.rest.bias.isfinite().sum(dim=(0, 2), dtype=torch.float32)
-            read = read + there / (len(self.rest.bias) * self._kv_heads)
+            read = read + self.rest_read(self.rest)
         return read if self.full is None else torch.where(self.full, lengths.float(), read)
+
+    def rest_read(self, rest: RestTokens) -> Tensor:
+        """[batch] fp32, tokens of the rest that each KV head read, mean over layers and heads."""
+        there = rest.bias.isfinite().sum(dim=(0, 2), dtype=torch.float32)
+        return there / (len(rest.bias) * self._kv_heads)
 
     def kept(self, layer: int) -> Tensor:
         """[batch, kv_heads or 1, k]; of rows that are `full`, what they would have read."""

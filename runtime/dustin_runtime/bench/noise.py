@@ -31,11 +31,13 @@ def fill(stepper: Stepper, state: State, context: int) -> None:
         state.history_query.normal_(generator=_random(device, "history", share.rank if share else 0))
     for row in range(state.rows) if state.memory or state.draft_lists else ():
         drafted = None
-        if stepper.draft and state.draft_cache:
-            cache = state.draft_prefill or state.draft_cache.row(row)
-            drafted = _prompted(stepper.draft, stepper.policy, cache, context)
+        place = state.blocks.place(row) if state.blocks else row
+        if stepper.draft and state.draft_cache and place is not None:
+            cache = state.draft_prefill or state.draft_cache.row(place)
+            drafted = _prompted(stepper.draft, stepper.policy, cache, context, f"draft {row}")
         if state.memory:
-            target = _prompted(stepper.target, stepper.policy, state.target_cache.row(row), context)
+            cache = state.target_cache.row(row)
+            target = _prompted(stepper.target, stepper.policy, cache, context, f"target {row}")
             state.memory.admit(row, target, drafted)
         if state.draft_lists and drafted:
             state.draft_lists.take(row, drafted)
@@ -74,11 +76,16 @@ def _random(device: torch.device, what: str, number: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(int.from_bytes(seed) >> 1)
 
 
-def _prompted(model: Decoder, policy: Policy, cache: KVCache, context: int) -> Prompted:
-    """A prompt in a cache of noise; methods that ask for it are not split over ranks."""
+def _prompted(model: Decoder, policy: Policy, cache: KVCache, context: int, what: str) -> Prompted:
+    """A prompt in a cache of noise. Queries come head by head, as keys do; methods that ask what positions received are
+    not split over ranks."""
     shape, device = model.shape, cache.keys.device
     size = (1, policy.prompt_queries, shape.query_heads, shape.head_size)
-    queries = {layer: torch.randn(size, device=device, dtype=model.dtype) for layer in range(shape.layers)}
+    queries = {}
+    for layer in range(shape.layers) if policy.prompt_queries else ():
+        queries[layer] = torch.empty(size, device=device, dtype=model.dtype)
+        for place, head in enumerate(model.query_heads):
+            queries[layer][:, :, place].normal_(generator=_random(device, f"{what} queries {layer}", head))
     mass = {layer: torch.rand(1, shape.kv_heads, context, device=device) for layer in range(shape.layers)}
     return Prompted(context, cache, queries, mass)
 

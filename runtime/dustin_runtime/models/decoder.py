@@ -104,6 +104,11 @@ class Decoder:
         """Which of the whole's query heads are here, in each layer."""
         return range(self.shape.query_heads) if self.split is None else self.split.share.query_heads
 
+    @property
+    def layers(self) -> range:
+        """Which of the whole's layers are here."""
+        return range(self.shape.layers) if self.split is None else self.split.share.layers
+
     def first_layers(self, count: int) -> Decoder:
         """The model cut after `count` layers, with its own norm and head: a draft that costs no memory."""
         split = self.split and self.split.first_layers(count)

@@ -20,7 +20,9 @@ from dustin_runtime.attention.scoring import MASS_QUERIES, rows_bytes
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.cache import KVCache
 from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.split import Part
 from dustin_runtime.scaled import Held, plain
 
 
@@ -68,7 +70,14 @@ class Memory(Protocol):
     """What a policy keeps between steps, in buffers that keep their place: a CUDA graph holds their addresses."""
 
     def admit(self, row: int, target: Prompted, draft: Prompted | None) -> None:
-        """Begin a sequence in a row of the batch; `draft` is None for a method that does not draft."""
+        """Begin a sequence in a row of the batch.
+
+        Every rank of a split target does, with the prompt as its own heads and layers have it: what is decided has to
+        be summed over them first (`Decoder.summed`).
+
+        Args:
+            draft: None for a method that does not draft, and on ranks that do not draft the row.
+        """
         ...
 
 
@@ -136,8 +145,9 @@ class Policy(ABC):
     last_look: ClassVar[bool] = False
     """Whether lookahead is asked at the last drafted token too, which the draft then processes for that alone."""
     over_ranks: ClassVar[bool] = False
-    """Whether the target may be split over ranks: what is chosen must not depend on the heads and drafted rows that a
-    rank has, but on `history` and `lookahead` of `Signals` alone, and be one list for all of them."""
+    """Whether the target may be split over ranks: what is chosen must not depend on the heads, layers and drafted rows
+    that a rank has, but on `history` and `lookahead` of `Signals` alone, or on what was summed over ranks, and be one
+    list for all of them. What a head reads besides may be its own."""
     works_beside: ClassVar[bool] = False
     """Whether `begin` and `end` have anything to do."""
     prompt_queries: ClassVar[int] = 0
@@ -165,18 +175,24 @@ class Policy(ABC):
             return None
         return self.selection.model_copy(update={"lookahead": self.lookahead_heads(draft)})
 
-    def memory(
-        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> Memory | None:
-        """Buffers for `rows` sequences of up to `capacity` positions and `depth` drafts a step; None for none."""
+    def memory(self, target: Decoder, depth: int, rows: int, capacity: int) -> Memory | None:
+        """Buffers for `rows` sequences of up to `capacity` positions and `depth` drafts a step; None for none.
+
+        Args:
+            target: what is computed here of it, where it is split over ranks.
+        """
         return None
 
     def memory_bytes(
-        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+        self, target: Part, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
     ) -> int:
-        """Bytes of `memory`, and of what filling it and choosing by it takes beside the scores; for plans of memory."""
+        """Bytes of `memory`, and of what filling it and choosing by it takes beside the scores; for plans of memory.
+
+        Args:
+            target: what one rank holds of it, or all.
+        """
         queries = MASS_QUERIES if self.prompt_mass else min(self.prompt_queries, MASS_QUERIES)
-        return rows_bytes(target, queries, capacity) if queries else 0
+        return rows_bytes(target.shape, queries, capacity) if queries else 0
 
     def draft_keeps(self, budget: int | None) -> int | None:
         """First and last tokens that the draft's cache keeps if it reads `budget`; None for all."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 from dustin_runtime.attention.scoring import rows_bytes
 from dustin_runtime.config import LayerHeads
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.split import Part
 from dustin_runtime.policies.base import Policy
 
 
@@ -26,7 +27,7 @@ class DraftRowsPolicy(Policy):
         return all_heads(draft)
 
     def memory_bytes(
-        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+        self, target: Part, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
     ) -> int:
         assert draft is not None
         at_prompt = super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)

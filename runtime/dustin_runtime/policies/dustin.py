@@ -11,7 +11,9 @@ from torch import Tensor
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import changed
 from dustin_runtime.guard import Rule, Scores, StepCount
+from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.split import Part
 from dustin_runtime.policies.base import Memory, Policy, Signals, Verification
 from dustin_runtime.selection import select
 
@@ -57,13 +59,11 @@ class Dustin(Policy):
     def uses_lookahead(self) -> bool:
         return self._estimates or self._settings[3] > 0
 
-    def memory(
-        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> Memory | None:
-        return StepCount(rows, device) if self.rule and self.rule.every else None
+    def memory(self, target: Decoder, depth: int, rows: int, capacity: int) -> Memory | None:
+        return StepCount(rows, target.device) if self.rule and self.rule.every else None
 
     def memory_bytes(
-        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+        self, target: Part, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
     ) -> int:
         known = super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
         if self.rule is None or self.selection is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dustin_runtime.config import Selection, Split
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.split import Part
 from dustin_runtime.policies.dustin import Dustin
 from dustin_runtime.selection import eligible_positions, select
 
@@ -67,7 +68,7 @@ class DustinMerged(Dustin):
         return bool(self.selection.lookahead) and split_of(self.selection).weight > 0
 
     def memory_bytes(
-        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+        self, target: Part, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
     ) -> int:
         # fp32: of both scores the share, its power and its term, and their sum; masks.
         return rows * capacity * (4 * 8 + 8)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from dustin_runtime.attention.sparse import SparseAttention, sparse_rows
+from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.split import Part
 from dustin_runtime.policies.base import Policy, Prompted, Signals, Verification
 from dustin_runtime.scaled import Held
 from dustin_runtime.selection import ascending, ranked
@@ -105,17 +107,15 @@ class H2O(Policy):
     needs_selection: ClassVar[bool] = True
     prompt_mass: ClassVar[bool] = True
 
-    def memory(
-        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> HeavyHitters:
+    def memory(self, target: Decoder, depth: int, rows: int, capacity: int) -> HeavyHitters:
         assert self.selection is not None
-        return HeavyHitters(target, depth, rows, self.selection.budget, device)
+        return HeavyHitters(target.shape, depth, rows, self.selection.budget, target.device)
 
     def memory_bytes(
-        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+        self, target: Part, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
     ) -> int:
         assert self.selection is not None
-        new, budget, lists = depth + 1, self.selection.budget, target.layers * target.kv_heads
+        new, budget, lists = depth + 1, self.selection.budget, target.shape.layers * target.shape.kv_heads
         kept = lists * rows * (12 * budget + 4 * new * (budget + new))
         received = 4 * lists * capacity  # of one prompt, all layers
         return 2 * kept + received + super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)

@@ -10,7 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.split import Part
 from dustin_runtime.policies.base import Policy, Prompted, Signals
 from dustin_runtime.selection import ascending
 
@@ -83,19 +85,17 @@ class PromptPolicy(Policy):
             [batch, kv_heads, budget] int64 ascending, -1 padded.
         """
 
-    def memory(
-        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> PromptLists:
+    def memory(self, target: Decoder, depth: int, rows: int, capacity: int) -> PromptLists:
         assert self.selection is not None
-        return PromptLists(self.choose, target, rows, capacity, self.selection.budget, device)
+        return PromptLists(self.choose, target.shape, rows, capacity, self.selection.budget, target.device)
 
     def memory_bytes(
-        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+        self, target: Part, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
     ) -> int:
         assert self.selection is not None
         kept = self.selection.budget
         read = kept + min(capacity, MOST_GENERATED)  # int64, as they are, masked, sorted, and their order
-        lists = 8 * target.layers * rows * target.kv_heads * (kept + 4 * read)
+        lists = 8 * target.shape.layers * rows * target.shape.kv_heads * (kept + 4 * read)
         return lists + super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
 
     def select(self, signals: Signals) -> Tensor:

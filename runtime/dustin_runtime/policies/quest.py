@@ -10,7 +10,9 @@ from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.sparse import SparseAttention, sparse_by_query_head
+from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.split import Part
 from dustin_runtime.policies.base import Policy, Prompted, Signals, Verification
 from dustin_runtime.scaled import Held, at_slots
 
@@ -173,17 +175,15 @@ class Quest(Policy):
     chooses_by_layer: ClassVar[bool] = True
     needs_selection: ClassVar[bool] = True
 
-    def memory(
-        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> PageBounds:
-        return PageBounds(target, rows, capacity, dtype, device)
+    def memory(self, target: Decoder, depth: int, rows: int, capacity: int) -> PageBounds:
+        return PageBounds(target.shape, rows, capacity, target.dtype, target.device)
 
     def memory_bytes(
-        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+        self, target: Part, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
     ) -> int:
-        pages = -(-capacity // PAGE)
-        width = target.kv_heads * target.head_size * element_bytes
-        return 2 * max(target.layers - DENSE_LAYERS, 0) * rows * pages * width
+        shape, pages = target.shape, -(-capacity // PAGE)
+        width = shape.kv_heads * shape.head_size * element_bytes
+        return 2 * max(shape.layers - DENSE_LAYERS, 0) * rows * pages * width
 
     def verification(self, signals: Signals) -> Verification:
         assert self.selection is not None and isinstance(signals.memory, PageBounds)

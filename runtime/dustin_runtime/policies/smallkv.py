@@ -10,7 +10,9 @@ from torch import Tensor
 
 from dustin_runtime.attention.scoring import received_mass
 from dustin_runtime.attention.sparse import SparseAttention
+from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
+from dustin_runtime.parallel.split import Part
 from dustin_runtime.policies.base import Prompted, Signals, Verification
 from dustin_runtime.policies.draft_rows import DraftRowsPolicy
 from dustin_runtime.scaled import Held, at_slots
@@ -175,13 +177,11 @@ class SmallKV(DraftRowsPolicy):
     chooses_by_layer: ClassVar[bool] = True
     prompt_queries: ClassVar[int] = 128
 
-    def memory(
-        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> HeadMap:
-        return HeadMap(target, rows, device)
+    def memory(self, target: Decoder, depth: int, rows: int, capacity: int) -> HeadMap:
+        return HeadMap(target.shape, rows, target.device)
 
     def memory_bytes(
-        self, target: ModelShape, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
+        self, target: Part, draft: ModelShape | None, depth: int, rows: int, capacity: int, element_bytes: int
     ) -> int:
         assert draft is not None
         joined = 4 * rows * draft.layers * draft.query_heads * capacity * (depth + 1)  # rows once more, and their sums

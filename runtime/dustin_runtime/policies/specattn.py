@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dustin_runtime.attention.layered import DenseFirst
 from dustin_runtime.config import LayerHeads
+from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies.base import Prompted, Signals, Verification
 from dustin_runtime.policies.draft_rows import DraftRowsPolicy, all_heads
@@ -89,10 +90,8 @@ class SpecAttn(DraftRowsPolicy):
     name: ClassVar[str] = "specattn"
     prompt_queries: ClassVar[int] = 32
 
-    def memory(
-        self, target: ModelShape, depth: int, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> LayerMap:
-        return LayerMap(target, rows, device)
+    def memory(self, target: Decoder, depth: int, rows: int, capacity: int) -> LayerMap:
+        return LayerMap(target.shape, rows, target.device)
 
     def verification(self, signals: Signals) -> Verification:
         return DenseFirst(DENSE, self.select(signals))

@@ -4,6 +4,7 @@ several. Everything here is deterministic, so that texts can be compared token f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,13 +12,15 @@ import torch
 from rank_pool import RankPool
 from safetensors.torch import save_file
 
-from dustin_runtime.config import LayerHeads, Selection
+from dustin_runtime.config import LayerHeads, Rest, Selection
 from dustin_runtime.engine import Draw, Engine
+from dustin_runtime.guard import Coefficients, Rule
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import load_decoder, load_headless, random_decoder, safetensors_in
 from dustin_runtime.parallel.ranks import Ranks, joined
 from dustin_runtime.policies import POLICIES
+from dustin_runtime.policies.dustin_rest import RestMemory
 from dustin_runtime.step import Stepper
 
 SIZES: dict[str, Any] = {
@@ -42,14 +45,18 @@ NINE_HEADS = ModelShape(family="llama", tied=True, **SIZES | {"query_heads": 9, 
 PROMPTS = [[1, 5, 9, 30, 2], [7], [3, 3, 8] * 13]
 VOCAB = 37
 DEPTH = 3
-SPLIT = ("vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", "dustin-merged", "streaming")
+SPLIT = ("vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", "dustin-rest", "dustin-merged", "streaming")
 """Methods that can be split."""
 
 
-def selection(budget: int, m: int, heads: tuple[int, ...] = (1, 5)) -> Selection:
+LONG_PROMPTS = [[(step * at) % VOCAB for at in range(length)] for step, length in ((5, 64), (7, 33), (3, 90), (11, 50))]
+"""Of which a short list leaves most unread."""
+
+
+def selection(budget: int, m: int, heads: tuple[int, ...] = (1, 5), rest: Rest | None = None) -> Selection:
     lookahead = (LayerHeads(layer=1, heads=(0, 4)), LayerHeads(layer=0, heads=(2,)))
     return Selection(
-        budget=budget, sink=2, window=4, m=m, history=LayerHeads(layer=2, heads=heads), lookahead=lookahead
+        budget=budget, sink=2, window=4, m=m, history=LayerHeads(layer=2, heads=heads), lookahead=lookahead, rest=rest
     )
 
 
@@ -118,6 +125,25 @@ class Case(NamedTuple):
     rows: int | None = None
     pipeline: bool = False
     """Ranks have whole layers."""
+    rule: Rule | None = None
+    kv_dtype: torch.dtype | None = None
+    new: int = 9
+    """Tokens of each prompt."""
+
+
+def rested(folder: Path, shape: ModelShape, period: int = 2, **options: Any) -> Case:
+    """A run of dustin-rest, with turns in it and fewer rows than prompts."""
+    chosen = selection(14, 4, rest=Rest(queries=3, period=period))
+    given = {"dtype": torch.float32, "prompts": LONG_PROMPTS, "rows": 3, "new": 24} | options
+    return Case(folder, shape, "dustin-rest", chosen, **given)
+
+
+RULES = {
+    "every": Rule(every=3),
+    "guard": Rule(threshold=0.5, estimate=((14, Coefficients(0.1, 0.6, 0.4)),)),
+    "sizes": Rule(sizes=(10, 14), target_arr=0.5, estimate=tuple((k, Coefficients(0.1, 0.6, 0.4)) for k in (10, 14))),
+}
+"""Which verify some rows in full, or choose among budgets."""
 
 
 class Run(NamedTuple):
@@ -137,6 +163,10 @@ class Run(NamedTuple):
     """Of the draft: rows and tokens."""
     draft_keys: torch.Tensor | None
     """Its cache at the end."""
+    rest: torch.Tensor | None
+    """[layers, rows, query_heads, head_size] of a rank, what stands in for values that are not read at the end."""
+    full: int | None
+    """Steps that were verified in full."""
 
 
 def models(case: Case, ranks: Ranks) -> tuple[Decoder, Decoder]:
@@ -152,7 +182,7 @@ def models(case: Case, ranks: Ranks) -> tuple[Decoder, Decoder]:
     return target, random_decoder(shape, case.dtype, "cpu", seed=3)
 
 
-def generate(case: Case, ranks: Ranks, new: int = 9) -> Run:
+def generate(case: Case, ranks: Ranks) -> Run:
     target, draft = models(case, ranks)
     passes: list[tuple[int, int]] = []
     forward = draft.forward
@@ -172,16 +202,18 @@ def generate(case: Case, ranks: Ranks, new: int = 9) -> Run:
             scores.extend(signals.lookahead().clone() for _ in range(self.uses_lookahead))
             return kept
 
+    policy = Seen(case.selection)
     stepper = Stepper(
         target,
         draft,
-        Seen(case.selection),
+        replace(policy, rule=case.rule) if case.rule else policy,
         case.selection,
         DEPTH,
         VOCAB,
         draft_budget=case.draft_budget,
         sampled=case.temperature > 0,
         nucleus=case.temperature > 0,
+        kv_dtype=case.kv_dtype,
     )
     draws = [
         Draw(case.temperature * (1 + seed / 4), 0.9 - seed / 20 if case.temperature else 1.0, seed)
@@ -190,13 +222,16 @@ def generate(case: Case, ranks: Ranks, new: int = 9) -> Run:
     logits: list[torch.Tensor] = []
     engine = Engine(stepper, rows=case.rows)
     found, statistics = engine.generate(
-        case.prompts, new, draws=draws, on_step=lambda result, whose: logits.append(result.logits)
+        case.prompts, case.new, draws=draws, on_step=lambda result, whose: logits.append(result.logits)
     )
     kept = [x for x in lists if x is not None]
     tokens = [g.tokens for g in found]
     cache = engine._state.draft_cache if engine._state else None
     held = cache.keys.clone() if cache else None
-    return Run(tokens, kept, scores, statistics.kept, logits[0].clone(), statistics.accepted_at, passes, held)
+    memory = engine._state.memory if engine._state else None
+    rest = memory.tokens.values.clone() if isinstance(memory, RestMemory) else None
+    accepted, full = statistics.accepted_at, statistics.full
+    return Run(tokens, kept, scores, statistics.kept, logits[0].clone(), accepted, passes, held, rest, full)
 
 
 def alone(case: Case) -> Run:
@@ -211,14 +246,18 @@ def together(cases: Sequence[Case]) -> list[Run]:
 
 
 def compare(pool: RankPool, cases: list[Case]) -> None:
-    """On several ranks and on one: the same texts from the same lists, to the bit on every rank."""
+    """On several ranks and on one: the same texts from the same lists, to the bit on every rank, and the same rest."""
     for one, *runs in zip(cases, *pool(together, cases), strict=True):
         whole = alone(one)
         for run in runs:
             assert run.tokens == whole.tokens, one
             assert run.kept == whole.kept
             assert run.accepted == whole.accepted
+            assert run.full == whole.full
             assert len(run.lists) == len(whole.lists)
             assert all(torch.equal(ours, wanted) for ours, wanted in zip(run.lists, whole.lists, strict=True))
             for ours, theirs in zip(run.scores, runs[0].scores, strict=True):
                 assert torch.equal(ours, theirs)  # not by luck: what lists are chosen from is the same too
+        if whole.rest is not None:
+            rest = torch.cat([run.rest for run in runs], dim=0 if one.pipeline else 2)
+            torch.testing.assert_close(rest, whole.rest, rtol=1e-4, atol=1e-4)

@@ -91,7 +91,7 @@ def linears_bytes(row: dict[str, Any]) -> float:
 
 def test_noise_over_two_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
-    every = methods("vanilla", "magicdec", "dustin", "streaming")
+    every = methods("vanilla", "magicdec", "dustin", "dustin-rest", "streaming")
     given = [*NOISE, *every, "--force-acceptance", "2.5"]
     document = measured(together(two_ranks, [*given, "--json", path]), path)
     with noise_is_known():
@@ -132,7 +132,8 @@ def test_a_real_pair_decides_as_in_one_process(
 ) -> None:
     pair = TinyPair(tiny_pair.target, Path(draft)) if draft else tiny_pair
     path = tmp_path / "grid.json"
-    given = ["bench", *pair.options, "--file", LICENSE, "--dtype", "float64", *SMALL, *methods("vanilla", "dustin")]
+    every = methods("vanilla", "dustin", "dustin-rest")
+    given = ["bench", *pair.options, "--file", LICENSE, "--dtype", "float64", *SMALL, *every]
     document = measured(together(two_ranks, [*given, "--json", path]), path)
     assert dustin_run(*given, "--json", tmp_path / "one.json").code == OK
     alone = json.loads((tmp_path / "one.json").read_text())

@@ -218,6 +218,23 @@ def test_a_guard_decides_alike_on_both_ranks(
         assert shares[0] == shares[1] > 0
 
 
+@pytest.mark.parametrize("split", [[], ["--pipeline"]])
+def test_what_stands_in_for_the_rest_is_that_of_one_process(
+    split: list[str], tiny_pair: TinyPair, config: Path, two_ranks: RankPool
+) -> None:
+    given = generate(
+        tiny_pair, "--config", config, "--method", "dustin-rest", "--full-every", 4, "--kv-dtype", "fp8", "--json",
+        prompts=["The assert statement is convenient. " * 6, "x"],
+    )  # fmt: skip
+    first, second = together(two_ranks, [*given, *split])
+    assert (first.code, second) == (OK, Outcome(OK, "", "")), first.err
+    alone = dustin_run(*given)
+    assert texts(first.out) == texts(alone.out)
+    figures = [json.loads(one.out)["statistics"] for one in (alone, first)]
+    for name in ("full_steps_share", "kept_tokens_per_step"):
+        assert figures[0][name] == figures[1][name] > 0
+
+
 def test_audits_are_refused(tiny_pair: TinyPair, config: Path, two_ranks: RankPool) -> None:
     first, second = together(two_ranks, generate(tiny_pair, "--config", config, "--max-divergence", 1))
     assert first.code == second.code == USAGE

@@ -23,6 +23,7 @@ from split_models import (
     compare,
     generate,
     models,
+    rested,
     selection,
     together,
     write_headless,
@@ -122,6 +123,12 @@ def test_a_draft_that_borrows_embedding_and_head(
 ) -> None:
     draft = write_headless(tmp_path / "draft", folders[family])
     compare(two_ranks, [case(folders, family, "dustin", headless=draft)])
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5])
+def test_turns_go_by_layers_of_the_whole(period: int, folders: dict[str, Path], two_ranks: RankPool) -> None:
+    """Two of three layers are on the first stage; in some steps a stage has no turn."""
+    compare(two_ranks, [rested(folders["llama"], SHAPES["llama"], period, pipeline=True, own_layers=None)])
 
 
 def test_prompts_that_wait_for_a_row_and_texts_that_are_sampled(folders: dict[str, Path], two_ranks: RankPool) -> None:
@@ -260,7 +267,8 @@ def test_no_graph_is_captured() -> None:
 
 def test_three_stages(folders: dict[str, Path], three_ranks: RankPool) -> None:
     """With a draft whose rows they share, one of a layer each, and one whose layer is on the first."""
-    compare(three_ranks, [case(folders, "llama", "dustin", own_layers=None)])
+    rest = rested(folders["llama"], SHAPES["llama"], pipeline=True, own_layers=None)
+    compare(three_ranks, [case(folders, "llama", "dustin", own_layers=None), rest])
     own = [case(folders, "llama", "dustin", own_layers=3), case(folders, "qwen2", "streaming", own_layers=1)]
     compare_bits(three_ranks, own)
 
@@ -277,7 +285,7 @@ def dies_in_a_step(one: Case) -> None:
         return real(self, *given)
 
     with mock.patch.object(Collectives, "receive", receive), joined(5) as ranks:
-        generate(one, ranks, new=100)
+        generate(one._replace(new=100), ranks)
 
 
 def test_a_stage_that_dies_ends_the_others(folders: dict[str, Path], three_ranks: RankPool) -> None:

@@ -137,7 +137,7 @@ def collectives_of(one: Case) -> list[tuple[int, ...]]:
     Collectives.gather = gather  # type: ignore[method-assign]
     try:
         with joined(20) as ranks:
-            generate(one, ranks, new=5)
+            generate(one._replace(new=5), ranks)
     finally:
         Collectives.gather = real  # type: ignore[method-assign]
     return shapes

@@ -12,12 +12,15 @@ import torch
 from rank_pool import RankPool
 from split_models import (
     NINE_HEADS,
+    RULES,
     SHAPES,
     SPLIT,
     VOCAB,
     Case,
+    alone,
     compare,
     generate,
+    rested,
     selection,
     together,
     write_headless,
@@ -67,6 +70,21 @@ def test_three_ranks_sum_in_one_order(tmp_path: Path) -> None:
         pool.close()
 
 
+@pytest.mark.parametrize("family", ["llama", "llama-one-kv-head", "mistral"])
+def test_each_rank_has_the_rest_of_its_own_heads(family: str, folders: dict[str, Path], two_ranks: RankPool) -> None:
+    """Where ranks outnumber KV heads too; with a draft that is split, and one that drafts a share of the rows."""
+    given = folders[family], SHAPES[family]
+    compare(two_ranks, [rested(*given), rested(*given, period=3, own_layers=None, rows=2)])
+
+
+@pytest.mark.parametrize("option", [*RULES, "fp8", "temperature"])
+def test_the_rest_with_other_options(option: str, folders: dict[str, Path], two_ranks: RankPool) -> None:
+    options = {"fp8": {"kv_dtype": torch.float8_e4m3fn}, "temperature": {"temperature": 1.3}}
+    one = rested(folders["llama"], SHAPES["llama"], **options.get(option, {"rule": RULES.get(option)}))
+    compare(two_ranks, [one, one._replace(pipeline=True)])
+    assert bool(alone(one).full) == bool(one.rule and one.rule.guards)
+
+
 def test_a_whole_draft_on_every_rank_and_a_draft_of_shards(folders: dict[str, Path], two_ranks: RankPool) -> None:
     drafts = [{"own_layers": None}, {"own_layers": None, "draft_budget": 9}, {"own_layers": 3, "draft_budget": 9}]
     compare(two_ranks, [case(folders, "qwen2", "dustin", **draft) for draft in drafts])
@@ -93,7 +111,7 @@ def test_a_budget_of_everything_equals_full_verification(folders: dict[str, Path
     everything = selection(budget=200, m=50)
     sparse = [case(folders, "llama", name, selection=everything) for name in SPLIT if POLICIES[name].needs_selection]
     vanilla, *others = two_ranks(together, [case(folders, "llama"), *sparse])[0]
-    assert len(others) == 5
+    assert len(others) == 6
     assert all(run.tokens == vanilla.tokens for run in others)
 
 
@@ -136,7 +154,7 @@ def ends_in_a_step(one: Case, with_signal: int) -> None:
     Collectives.sum = summed  # type: ignore[method-assign]
     try:
         with joined(2) as ranks:
-            generate(one, ranks, new=100)
+            generate(one._replace(new=100), ranks)
     finally:
         Collectives.sum = real  # type: ignore[method-assign]
 
