@@ -45,7 +45,10 @@ NINE_HEADS = ModelShape(family="llama", tied=True, **SIZES | {"query_heads": 9, 
 PROMPTS = [[1, 5, 9, 30, 2], [7], [3, 3, 8] * 13]
 VOCAB = 37
 DEPTH = 3
-SPLIT = ("vanilla", "sd", "magicdec", "dustin", "dustin-t", "dustin-d", "dustin-rest", "dustin-merged", "streaming")
+SPLIT = (
+    *("vanilla", "sd", "magicdec", "streaming"),
+    *("dustin", "dustin-t", "dustin-d", "dustin-look", "dustin-rest", "dustin-rest-look", "dustin-merged"),
+)
 """Methods that can be split."""
 
 

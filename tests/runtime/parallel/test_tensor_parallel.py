@@ -111,7 +111,7 @@ def test_a_budget_of_everything_equals_full_verification(folders: dict[str, Path
     everything = selection(budget=200, m=50)
     sparse = [case(folders, "llama", name, selection=everything) for name in SPLIT if POLICIES[name].needs_selection]
     vanilla, *others = two_ranks(together, [case(folders, "llama"), *sparse])[0]
-    assert len(others) == 6
+    assert len(others) == 8
     assert all(run.tokens == vanilla.tokens for run in others)
 
 
