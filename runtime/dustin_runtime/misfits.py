@@ -50,16 +50,16 @@ def warn_of_config(policy: Policy, config: DustinConfig, selection: Selection, *
 def _misfits(
     policy: Policy, guard: Guard, selection: Selection, sizes: list[int], depth: int, windowed: bool
 ) -> Iterator[Misfit]:
-    if guard.depth not in (None, depth):
-        remedy = f"verify at --depth {guard.depth}, or search with --depth {depth}"
-        yield Misfit("depth", str(guard.depth), str(depth), remedy)
+    passes = policy.passes(depth)  # what lookahead was summed over, be it a draft or a look
+    if guard.depth not in (None, passes):
+        looks = passes - depth
+        verify = f"verify at --depth {guard.depth - looks}, or " if guard.depth > looks else ""
+        looked = f"{depth} and a last look" if looks else str(depth)
+        yield Misfit("depth", str(guard.depth), looked, f"{verify}search with --depth {passes}")
     if guard.m is not None and not isinstance(policy, DustinT | DustinD):  # which read one side, whatever m is
         fitted = selection.model_copy(update={"budget": guard.budget, "m": guard.m})
         if (m := changed(fitted, selection.budget, None).m) != selection.m:
             yield Misfit("m", str(m), str(selection.m), f"give --m {m}, or search again")
-    if policy.last_look:
-        remedy = f"give --guard to a --method that asks no more, as {policy.name.replace('-look', '')}"
-        yield Misfit("estimate", "lookahead of the drafts' passes", "one pass more", remedy)
     cache = "sink+window" if windowed else "full"
     if cache != guard.draft_cache:
         remedy = f"serve with draft_cache {guard.draft_cache}, without --draft-budget"

@@ -297,6 +297,9 @@ def test_a_guard_that_is_used_otherwise_than_it_was_fitted_is_said_by_the_field(
         "draft_cache", "full", "sink+window", "serve with draft_cache full, without --draft-budget"
     )
     assert said(depth=5) == [deeper]
+    assert said(method="dustin-look", depth=2) == []  # as many passes of the draft as were traced
+    looks = begins.format("depth", 3, "3 and a last look", "verify at --depth 2, or search with --depth 4")
+    assert said(method="dustin-look", depth=3) == [looks]
     assert said(depth=5, windowed=True) == [deeper, windowed]
     more = changed(SELECTION, None, 6)
     assert said(more) == [begins.format("m", 4, 6, "give --m 4, or search again")]
