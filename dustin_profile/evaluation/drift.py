@@ -16,7 +16,7 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.prefill import chunk_for, prefill
 from dustin_runtime.prompt_store import PromptStore
-from dustin_runtime.step import StepResult
+from dustin_runtime.state import StepResult
 
 PIECE = 128
 """Tokens whose distributions are compared at once: in fp64, 150 MB of a vocabulary of 150,000."""

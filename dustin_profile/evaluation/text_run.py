@@ -18,7 +18,8 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import Policy
 from dustin_runtime.policies.base import Prompted, Verification
 from dustin_runtime.signals import StepSignals
-from dustin_runtime.step import State, Stepper, StepResult
+from dustin_runtime.state import State, StepResult
+from dustin_runtime.step import Stepper
 
 
 @dataclass(frozen=True)

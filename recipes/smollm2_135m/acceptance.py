@@ -14,7 +14,8 @@ from dustin_runtime.engine import Engine
 from dustin_runtime.loading import Pair
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import make_policy
-from dustin_runtime.step import Stepper, StepResult
+from dustin_runtime.state import StepResult
+from dustin_runtime.step import Stepper
 
 
 def acceptance(

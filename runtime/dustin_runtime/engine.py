@@ -24,8 +24,9 @@ from dustin_runtime.models.shape import ModelShape, check_context
 from dustin_runtime.parallel.watch import LONG
 from dustin_runtime.policies.base import Prompted
 from dustin_runtime.prompt_store import PromptStore, process
+from dustin_runtime.state import State, StepResult
 from dustin_runtime.statistics import Statistics
-from dustin_runtime.step import State, Stepper, StepResult
+from dustin_runtime.step import Stepper
 
 OnTokens = Callable[[int, list[int]], bool]
 OnStep = Callable[[StepResult, Sequence[tuple[int, int] | None]], None]

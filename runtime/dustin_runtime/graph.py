@@ -9,7 +9,8 @@ import torch
 
 from dustin_runtime.kernels import usable
 from dustin_runtime.models.decoder import Decoder
-from dustin_runtime.step import State, Stepper, StepResult
+from dustin_runtime.state import State, StepResult
+from dustin_runtime.step import Stepper
 
 WARM_UPS = 2
 """Eager runs before the capture: kernels are compiled and scratch memory grows to its size."""

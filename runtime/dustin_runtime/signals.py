@@ -18,7 +18,8 @@ from dustin_runtime.scaled import Held, shown
 
 if TYPE_CHECKING:
     from dustin_runtime.policies.base import Memory, Verification
-    from dustin_runtime.step import State, Stepper
+    from dustin_runtime.state import State
+    from dustin_runtime.step import Stepper
 
 HISTORY_SHARE, LOOKAHEAD_SHARE = 0.18, 1.0
 """Of the processors: history has the whole drafting to be scored in, and drafting is slowed down by what reads much at

@@ -7,13 +7,13 @@ place: a CUDA graph can hold it (`graph.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dustin_runtime import acceptance
 from dustin_runtime.acceptance import Sampling
+from dustin_runtime.advance import advance
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.attention.sparse import SparseAttention
@@ -22,95 +22,13 @@ from dustin_runtime.attention.window import WindowAttention
 from dustin_runtime.audit import divergence
 from dustin_runtime.cache import KVCache, window_ring
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.kernels import usable
 from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.parallel.rows import RowBlocks
 from dustin_runtime.policies import Policy, require_over_ranks
-from dustin_runtime.policies.base import DraftLists, Memory, Verification
+from dustin_runtime.policies.base import Verification
 from dustin_runtime.policies.streaming import STREAMING_SINK
 from dustin_runtime.signals import StepSignals
-
-
-@dataclass
-class State:
-    """What one step leaves to the next, in buffers that keep their place. n = `lengths`: tokens the target processed.
-
-    Attributes:
-        draft_prefill: one row of all positions, in which prompts are prefilled for a draft cache that keeps only the
-            first and last; None if it keeps all.
-        lengths: [rows] int64, at least 1.
-        recent: [rows, 2] int64, the last processed token (at n - 1) and the pending one (at n, emitted but not yet
-            processed). The draft's first pass always takes both, so that a fully accepted step needs no other shape.
-        history_query: [rows, 1, heads, head_size] queries of the history heads at n - 1, saved by the pass before.
-        active: [rows] bool; a row that is not stays as it is.
-        memory: what the policy keeps between steps; None for most.
-        draft_lists: what the draft reads of its cache, where a policy chooses that; or None.
-        forced: [rows, capacity] bool, at which positions drafts are accepted whatever the models say; or None.
-        sampling: how each row draws its tokens.
-        blocks: the rows that each rank drafts, where ranks share them; None if all are drafted here. The draft's caches
-            have the rank's own block alone.
-        extent: bound on max(lengths): how much of the cache the plain attention is shown. Kernels read lengths on the
-            device, so a graph takes the whole capacity.
-    """
-
-    target_cache: KVCache
-    draft_cache: KVCache | None
-    draft_prefill: KVCache | None
-    lengths: Tensor
-    recent: Tensor
-    history_query: Tensor | None
-    active: Tensor
-    sampling: Sampling
-    memory: Memory | None
-    draft_lists: DraftLists | None
-    forced: Tensor | None
-    blocks: RowBlocks | None
-    extent: int
-
-    @property
-    def rows(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def drafted(self) -> State:
-        """The same with what drafting reads of it cut to the rows that are drafted here; itself if these are all."""
-        if self.blocks is None:
-            return self
-        own, sampling = self.blocks.own, self.sampling
-        return replace(
-            self,
-            lengths=own(self.lengths),
-            recent=own(self.recent),
-            sampling=Sampling(own(sampling.temperature), own(sampling.top_p), own(sampling.seed)),
-            blocks=None,
-        )
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one step did.
-
-    Attributes:
-        packed: [rows, depth + 4] fp64, so that one copy brings all to the host: depth + 1 tokens, of which the first
-            `count` are emitted; `count`, accepted drafts plus the target's own token, 0 for inactive rows; prefix
-            tokens that each KV head read, mean over layers and heads; 1 if the row's logits are finite. Behind these,
-            where rows may be verified in full, 1 if this one was; of an audited step, what `audit.divergence` finds.
-        logits: [rows, depth + 1, shared vocabulary]. Of a target that is split over ranks, only a stepper that samples
-            puts them together; otherwise the columns that this rank has, which may be none.
-    """
-
-    packed: Tensor
-    logits: Tensor
-
-    @property
-    def tokens(self) -> Tensor:
-        """[rows, depth + 1] int64."""
-        return self.packed[:, : self.logits.shape[1]].long()
-
-    @property
-    def count(self) -> Tensor:
-        """[rows] int64."""
-        return self.packed[:, self.logits.shape[1]].long()
+from dustin_runtime.state import State, StepResult
 
 
 class Stepper:
@@ -243,7 +161,7 @@ class Stepper:
         tokens, accepted = self._accept(state, logits, tokens, drafts, draft_probabilities)
         heads = self.history_heads
         queries = (tap.queries[heads.layers[0]], heads.heads) if heads else (None, None)
-        packed = _advance(state, ids, tokens, accepted, finite, read, *queries)
+        packed = advance(state, ids, tokens, accepted, finite, read, *queries)
         if isinstance(verify, SparseAttention) and verify.full is not None:
             packed = torch.cat((packed, verify.full.double().unsqueeze(1)), dim=1)
         if full is not None:
@@ -341,72 +259,3 @@ def _scored_heads(model: Decoder, chosen: Sequence[LayerHeads], apart: bool = Fa
         return None
     shape = model.shape
     return ScoredHeads(held, shape.query_heads, shape.group, model.device, range(len(held)) if apart else None)
-
-
-def _advance(
-    state: State,
-    ids: Tensor,
-    tokens: Tensor,
-    accepted: Tensor | None,
-    finite: Tensor,
-    read: Tensor,
-    queries: Tensor | None,
-    heads: Tensor | None,
-) -> Tensor:
-    """`advance_reference`, or the kernel beside it."""
-    decided = (ids, tokens, accepted, state.forced, finite, read, queries, heads)
-    fields = (state.active, state.lengths, state.recent, state.history_query)
-    if usable(read):
-        from dustin_runtime.kernels.advance import advance
-
-        return advance(*decided, *fields)
-    return advance_reference(*decided, *fields)
-
-
-def advance_reference(
-    ids: Tensor,
-    tokens: Tensor,
-    accepted: Tensor | None,
-    forced: Tensor | None,
-    finite: Tensor,
-    read: Tensor,
-    queries: Tensor | None,
-    heads: Tensor | None,
-    active: Tensor,
-    lengths: Tensor,
-    recent: Tensor,
-    history_query: Tensor | None,
-) -> Tensor:
-    """Accept drafts, and roll the state of active rows forward in place. Rejected drafts are left behind by length.
-
-    Args:
-        ids: [rows, depth + 1] int64, the pending token and the drafts.
-        tokens: [rows, depth + 1] int64, the target's own token at each position; what is emitted, if `accepted` says
-            how many drafts [rows] int64 that takes. Without it drafts are accepted as `forced` says, or greedily.
-        forced: [rows, capacity] bool, see `State`, or None.
-        finite: [rows, depth + 1] bool; read: [rows] fp32.
-        queries: [rows, depth + 1, query_heads, head_size] of the history layer at the tokens of `ids`, and `heads`
-            [entries] int64, which of them are kept; or None.
-        active, lengths, recent, history_query: as of `State`.
-
-    Returns:
-        `StepResult.packed`.
-    """
-    drafts = ids[:, 1:]
-    if accepted is None and forced is not None:
-        positions = lengths.unsqueeze(1) + torch.arange(1, ids.shape[1], device=ids.device)
-        tokens, accepted = acceptance.accept_forced(drafts, tokens, forced.gather(1, positions))
-    elif accepted is None:
-        tokens, accepted = acceptance.accept_greedy(tokens, drafts)
-    count = torch.where(active, accepted + 1, 0)
-    columns = (count, read, finite.all(dim=1))
-    packed = torch.cat((tokens.double(), *(x.double().unsqueeze(1) for x in columns)), dim=1)
-    pick = accepted.unsqueeze(1)
-    last = torch.cat((ids.gather(1, pick), tokens.gather(1, pick)), dim=1)
-    recent.copy_(torch.where(active.unsqueeze(1), last, recent))
-    if queries is not None and heads is not None and history_query is not None:
-        kept = queries.index_select(2, heads)
-        query = kept.gather(1, accepted[:, None, None, None].expand_as(kept[:, :1]))
-        history_query.copy_(torch.where(active[:, None, None, None], query, history_query))
-    lengths.add_(count)
-    return packed

@@ -23,7 +23,8 @@ from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.policies import POLICIES, Policy, make_policy
 from dustin_runtime.signals import StepSignals
-from dustin_runtime.step import State, Stepper
+from dustin_runtime.state import State
+from dustin_runtime.step import Stepper
 
 SHAPE = ModelShape(
     family="llama", layers=4, hidden=48, ffn=64, query_heads=6, kv_heads=2, head_size=8, vocab=40, context=512,

@@ -64,7 +64,7 @@ def test_a_policy_begins_before_the_drafting_and_ends_behind_the_target(monkeypa
     state = stepper.state(2, 200)
     noted("forward", "target", "draft")
     noted("own_logits", "logits", "")
-    monkeypatch.setattr("dustin_runtime.step._advance", lambda *_: order.append("advance") or torch.zeros(2, 7))
+    monkeypatch.setattr("dustin_runtime.step.advance", lambda *_: order.append("advance") or torch.zeros(2, 7))
     stepper(state)
     assert [word for word in order if word] == [
         *("begin", "draft", "draft", "draft", "select", "target", "end", "logits", "advance"),

@@ -15,7 +15,8 @@ from dustin_runtime.models import ops
 from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.scaled import Held, shown
 from dustin_runtime.signals import StepSignals
-from dustin_runtime.step import State, Stepper
+from dustin_runtime.state import State
+from dustin_runtime.step import Stepper
 
 ALL_REDUCE = "all_reduce"
 

@@ -25,7 +25,8 @@ from dustin_runtime.parallel.sums import SizeClass
 from dustin_runtime.policies import POLICIES, Asked, Policy, guarded, judged, make_policy, rule_of
 from dustin_runtime.roofline import StepCosts, step_costs
 from dustin_runtime.scaled import dtype_name
-from dustin_runtime.step import State, Stepper
+from dustin_runtime.state import State
+from dustin_runtime.step import Stepper
 
 WARM_UP = 3
 """Steps before the clock starts."""

@@ -13,7 +13,8 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import Policy
 from dustin_runtime.policies.base import Prompted
 from dustin_runtime.scaled import E4M3, narrowed, scale_for
-from dustin_runtime.step import State, Stepper
+from dustin_runtime.state import State
+from dustin_runtime.step import Stepper
 
 
 def fill(stepper: Stepper, state: State, context: int) -> None:

@@ -273,7 +273,7 @@ def _subject(
         if not pair or target or draft:
             raise UsageError("--random-weights needs --pair, whose shapes it takes, and no --target or --draft")
         return noise(pair, served, dtype, device)
-    from dustin_runtime.cli.generate import open_models
+    from dustin_runtime.cli.generation_checks import open_models
 
     opened, depth = open_models(served, pair, target, draft, None, offline)
     return real(opened, pair or f"{opened.target_id} / {opened.draft_id}", served, depth, dtype, device)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,15 +13,9 @@ from dustin_runtime.method_names import METHODS
 from dustin_runtime.recipe_files import complete_pair
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerFast
 
-    from dustin_runtime.audit import Audits
-    from dustin_runtime.config import DustinConfig
     from dustin_runtime.engine import Draw, Engine, Generation
-    from dustin_runtime.loading import Pair
-    from dustin_runtime.parallel.sums import SizeClass
-    from dustin_runtime.policies import Policy
     from dustin_runtime.statistics import Statistics
 
 
@@ -160,6 +152,8 @@ def generate(
     from dustin_runtime.bench.sums import choose_sums
     from dustin_runtime.budget import check_reach
     from dustin_runtime.cli.facts import facts
+    from dustin_runtime.cli.generation_checks import adjusted, audits_of, check_draws, open_models, require_memory
+    from dustin_runtime.cli.generation_report import show, warn_of_divergence
     from dustin_runtime.cli.support import require_one_budget
     from dustin_runtime.config import load_config
     from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
@@ -181,11 +175,11 @@ def generate(
                     "--pipeline: this is one process; start as many as there are to be stages with "
                     "torchrun --nproc-per-node N -m dustin_runtime generate"
                 )
-            _check_draws(temperature, top_p, stop or [])
+            check_draws(temperature, top_p, stop or [])
             texts = gather_prompts(prompt or [], file or [], jsonl, field)
             served = load_config(config) if config else None
             require_one_budget(budget, target_arr)
-            served = _adjusted(served, budget, m)
+            served = adjusted(served, budget, m)
             names = [method or ("dustin" if served else "sd"), *([compare] if compare else [])]
             policies = [
                 make_policy(name, served.selection if served else None, option)
@@ -196,7 +190,7 @@ def generate(
                 if served:
                     windowed = draft_window(policy, draft_budget, served) is not None
                     warn_of_config(policy, served, served.selection, depth=depth or served.depth, windowed=windowed)
-            audits = _audits(max_divergence, audit_share, policies[0], seed, ranks.world)
+            audits = audits_of(max_divergence, audit_share, policies[0], seed, ranks.world)
             for policy in policies:
                 require_over_ranks(policy, ranks.world)
             kind = pick_device(ranks.device(device))
@@ -223,7 +217,7 @@ def generate(
                     policy.draft_keeps(draft_window(policy, draft_budget, served)) or longest for policy in drafting
                 ]
                 narrow = max(windows, default=longest)
-                _require_memory(
+                require_memory(
                     opened,
                     policies,
                     min(batch or len(ids), len(ids)),
@@ -283,142 +277,14 @@ def generate(
             )
             del engine, stepper  # their buffers, before the next method's
         if ranks.rank == 0:
-            _report(names, runs, as_json, served, sums, dtype_name(cached, element), rule_of(policies[0]))
+            show(names, runs, as_json, served, sums, dtype_name(cached, element), rule_of(policies[0]))
             if max_divergence is not None:
-                _warn_of_divergence(runs[0][1], max_divergence)
+                warn_of_divergence(runs[0][1], max_divergence)
         if runs[-1][1].interrupted:
             complete = sum(generation.finished is not None for generation in runs[-1][0])
             interrupted = InterruptedRunError(f"interrupted; {complete} of {len(ids)} texts are complete")
             interrupted.quiet = ranks.rank > 0  # all of them were
             raise interrupted
-
-
-def _check_draws(temperature: float, top_p: float, stop: list[str]) -> None:
-    if not 0 <= temperature <= 1e9:  # which NaN fails too
-        raise UsageError(f"--temperature {temperature}: give 0, which is greedy, or more, up to 1e9")
-    if not 0 < top_p <= 1:
-        raise UsageError(f"--top-p {top_p}: give more than 0 and at most 1")
-    if top_p < 1 and not temperature:
-        raise UsageError(f"--top-p {top_p}: greedy decoding draws nothing; give a --temperature above 0")
-    if "" in stop:
-        raise UsageError("--stop: is empty; give the text to end at")
-
-
-def _audits(most: float | None, share: float | None, policy: Policy, seed: int, world: int) -> Audits | None:
-    """Which steps are audited; None for none."""
-    from dustin_runtime.audit import SHARE, Audits
-
-    if most is not None and not 0 <= most < float("inf"):
-        raise UsageError(f"--max-divergence {most}: give 0 nats or more")
-    if share is not None and not 0 <= share <= 1:
-        raise UsageError(f"--audit-share {share}: give 0 to 1")
-    if most is not None and share == 0:
-        raise UsageError("--max-divergence needs audited steps: give an --audit-share above 0, or leave it out")
-    if not (share or (share is None and most is not None)):
-        return None
-    flag = "--audit-share" if most is None else "--max-divergence"
-    if world > 1:
-        raise UsageError(f"{flag}: audits verify in full in one process; this is one of {world}")
-    if not policy.needs_selection:
-        raise UsageError(f"{flag}: method {policy.name} verifies in full, so there is nothing to audit")
-    return Audits(SHARE if share is None else share, seed)
-
-
-def _warn_of_divergence(statistics: Statistics, most: float) -> None:
-    """Say that what was served is further from full verification than it may be, if that is sure."""
-    from dustin_runtime.audit import summary
-
-    found = summary(statistics.audits)
-    if found is None or found.low is None:
-        print("dustin-run: too few steps were audited to judge --max-divergence: raise --audit-share", file=sys.stderr)
-    elif found.low > most:
-        print(
-            f"dustin-run: KL of full from served verification is {found.mean:.4f} [{found.low:.4f}, {found.high:.4f}], "
-            f"above --max-divergence {most:g}: give --guard, or raise it, or a larger --budget",
-            file=sys.stderr,
-        )
-
-
-def _require_memory(
-    opened: Pair,
-    policies: Sequence[Policy],
-    rows: int,
-    capacity: int,
-    depth: int,
-    draft_budget: int | None,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype | None,
-    available_bytes: int,
-    temperature: float,
-    world: int,
-    pipeline: bool,
-    audited: bool,
-) -> None:
-    """Refuse a run that does not fit on the GPU, before its weights are read."""
-    from dustin_runtime.memory_plan import plan, require
-
-    need = plan(
-        opened.target_shape,
-        opened.draft_shape if depth else None,
-        batch=rows,
-        capacity=capacity,
-        depth=depth,
-        selection=max(
-            (scored for policy in policies if (scored := policy.scored(opened.draft_shape))),
-            key=lambda scored: sum(len(entry.heads) for entry in scored.lookahead),
-            default=None,
-        ),
-        element_bytes=dtype.itemsize,
-        sampled=temperature > 0,
-        draft_stores=opened.draft_stores,
-        draft_budget=draft_budget,
-        policies=policies,
-        world=world,
-        pipeline=pipeline,
-        kv_bytes=kv_dtype.itemsize if kv_dtype else None,
-        audited=audited,
-    )
-    require(need, available_bytes)
-
-
-def _adjusted(served: DustinConfig | None, budget: int | None, m: int | None) -> DustinConfig | None:
-    """The config with another budget or split, checked like one that was emitted."""
-    if budget is None and m is None:
-        return served
-    if served is None:
-        raise UsageError("--budget and --m change a config; give one with --config")
-    from dustin_runtime.config import changed
-
-    update: dict[str, Any] = {"selection": changed(served.selection, budget, m)}
-    if budget is not None:
-        update["adaptive_budget"] = None
-    return served.model_copy(update=update)
-
-
-def open_models(
-    served: DustinConfig | None,
-    pair: str | None,
-    target: str | None,
-    draft: str | None,
-    rope: str | None,
-    offline: bool,
-) -> tuple[Pair, int]:
-    """The pair, and the depth of the config or the recipe."""
-    from dustin_runtime.loading import open_configured, open_pair
-
-    depth = 4
-    if pair:
-        if target or draft:
-            raise UsageError("give --pair, or --target and --draft, not both")
-        from dustin_runtime.pairs import find_pair
-
-        recipe = find_pair(pair)
-        target, draft, depth = recipe.target_id, recipe.draft_id, recipe.depth
-    if served:
-        return open_configured(served, target, draft, rope=rope, offline=offline), served.depth
-    if not (target and draft):
-        raise UsageError("which models? give --config, --pair, or both --target and --draft")
-    return open_pair(target, draft, rope=rope, offline=offline), depth
 
 
 def _run(
@@ -458,75 +324,3 @@ def _run(
         if row not in printed and text:  # interrupted
             print(f"[{row}] {text}" if generations[row].finished else f"[{row}, unfinished] {text}")
     return generations, statistics, texts
-
-
-def _report(
-    names: list[str],
-    runs: list[tuple[list[Generation], Statistics, list[str]]],
-    as_json: bool,
-    served: DustinConfig | None,
-    sums: Sequence[SizeClass],
-    kv_dtype: str,
-    rule: dict[str, str],
-) -> None:
-    from dustin_runtime.audit import summary
-    from dustin_runtime.policies import POLICIES
-
-    generations, statistics, texts = runs[0]
-    document: dict[str, Any] = {
-        "kind": "dustin-generation",
-        "method": names[0],
-        "kv_dtype": kv_dtype,
-        **rule,
-        "rows": [
-            {"text": text, "tokens": g.tokens, "finished": g.finished, "prompt_tokens": len(g.prompt)}
-            for text, g in zip(texts, generations, strict=True)
-        ],
-        "statistics": statistics.as_dict(),
-    }
-    if served and POLICIES[names[0]].needs_selection:
-        document["budget"] = served.selection.budget
-    if sums:
-        document["all_reduce"] = [size.as_dict() for size in sums]
-    if len(runs) > 1:
-        other, other_statistics, _ = runs[1]
-        document["compare"] = {"method": names[1], "statistics": other_statistics.as_dict()}
-        document["compare"] |= agreement([g.tokens for g in generations], [g.tokens for g in other])
-    if as_json:
-        print(json.dumps(document))
-        return
-    sys.stdout.flush()  # where both go to one place, the text comes first
-    for name, (_, figures, _) in zip(names, runs, strict=False):
-        accepted = " ".join(f"{share:.2f}" for share in figures.acceptance)
-        say = f"{name}: {figures.tokens_per_second:.1f} tokens/s, tau {figures.tau:.2f}, "
-        say += f"accepted per position {accepted}, " if accepted else ""
-        say += f"{figures.kept:.0f} prefix tokens read per step"
-        if figures.full_share is not None:
-            say += f", {figures.full_share:.1%} of steps verified in full"
-        if found := summary(figures.audits):
-            between = "" if found.low is None else f" [{found.low:.4f}, {found.high:.4f}]"
-            say += f", KL {found.mean:.4f}{between} nats from full verification ({found.tokens} tokens audited)"
-        print(say, file=sys.stderr)
-    if compared := document.get("compare"):
-        print(
-            f"agreement with {compared['method']}: {compared['equal_rows']} of {compared['rows']} rows equal, "
-            f"{compared['common_prefix']:.1%} of tokens before the first difference, "
-            f"{compared['equal_tokens']:.1%} of tokens equal",
-            file=sys.stderr,
-        )
-
-
-def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict[str, float]:
-    """How far two methods' texts agree, over all tokens of the longer text of each row."""
-    common = equal = total = 0
-    for left, right in zip(ours, theirs, strict=True):
-        same = [a == b for a, b in zip(left, right, strict=False)]
-        common += same.index(False) if False in same else len(same)
-        equal += sum(same)
-        total += max(len(left), len(right))
-    return {
-        "rows": len(ours),
-        "equal_rows": sum(a == b for a, b in zip(ours, theirs, strict=True)),
-        "common_prefix": common / total,
-        "equal_tokens": equal / total,
-    }

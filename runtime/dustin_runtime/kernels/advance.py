@@ -1,6 +1,6 @@
 """The end of a step in one launch: what is accepted, a sequence's state rolled forward, and what the host wants packed.
 
-Reference: `dustin_runtime.step.advance_reference`.
+Reference: `dustin_runtime.advance.advance_reference`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def advance(
     recent: Tensor,
     history_query: Tensor | None,
 ) -> Tensor:
-    """Arguments and result as of `step.advance_reference`; tensors are contiguous."""
+    """Arguments and result as of `advance.advance_reference`; tensors are contiguous."""
     batch, count = ids.shape
     packed = torch.empty(batch, count + 3, dtype=torch.float64, device=ids.device)
     known = queries is not None and heads is not None and history_query is not None

@@ -212,8 +212,8 @@ def test_a_product_and_the_norm_after_it(
 @pytest.mark.parametrize("size", [0, 64])
 @pytest.mark.parametrize("depth", [0, 3, 4])
 def test_advance(size: int, how: str, depth: int, generator: torch.Generator) -> None:
+    from dustin_runtime.advance import advance_reference
     from dustin_runtime.kernels.advance import advance
-    from dustin_runtime.step import advance_reference
 
     device, rows = generator.device, 9
 

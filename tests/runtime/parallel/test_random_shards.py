@@ -16,7 +16,8 @@ from dustin_runtime.parallel.ranks import Ranks, joined
 from dustin_runtime.parallel.shards import Share
 from dustin_runtime.policies import POLICIES
 from dustin_runtime.pricing import held_weights
-from dustin_runtime.step import State, Stepper
+from dustin_runtime.state import State
+from dustin_runtime.step import Stepper
 
 ROWS, CAPACITY, CONTEXT = 2, 40, 24
 DRAFT = SHAPES["llama"].model_copy(update={"layers": 2, "vocab": 40})
