@@ -143,6 +143,15 @@ def flat_top(curve: Sequence[float], tolerance: float = FLAT) -> tuple[int, int]
     return int(below[below < best].max(initial=-1) + 1), int(below[below > best].min(initial=len(mean)) - 1)
 
 
+def spearman(points: Sequence[tuple[float, float]]) -> float | None:
+    """Rank correlation of pairs; None where one side does not vary."""
+    from scipy.stats import spearmanr
+
+    if len({x for x, _ in points}) < 2 or len({y for _, y in points}) < 2:
+        return None
+    return float(spearmanr(points).statistic)
+
+
 def percentile(values: Sequence[float], of: float = 0.99) -> float:
     """The value that so many are not above."""
     ordered = sorted(values)

@@ -24,13 +24,12 @@ import torch
 from dustin_profile.cli.given_texts import open_texts
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
-from dustin_profile.evaluation.fidelity_stage import spearman
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, split
 from dustin_profile.progress import say
 from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
 from dustin_profile.settings import ModelSettings
-from dustin_profile.statistics import interval, percentile
+from dustin_profile.statistics import interval, percentile, spearman
 from dustin_runtime.config import AdaptiveBudget, DustinConfig, changed, load_config
 from dustin_runtime.errors import DustinError
 from dustin_runtime.files import write_json

@@ -19,7 +19,7 @@ from dustin_profile.progress import say
 from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
 from dustin_profile.rundir import open_stage
-from dustin_profile.statistics import interval, percentile
+from dustin_profile.statistics import interval, percentile, spearman
 from dustin_runtime.config import DustinConfig, changed
 from dustin_runtime.errors import UsageError
 from dustin_runtime.files import write_json, write_text
@@ -240,15 +240,6 @@ def summarise(documents: Sequence[dict[str, Any]], names: Sequence[str]) -> dict
     ]
     summary[CORRELATION] = spearman(points)
     return summary
-
-
-def spearman(points: Sequence[tuple[float, float]]) -> float | None:
-    """Rank correlation of pairs; None where one side does not vary."""
-    from scipy.stats import spearmanr
-
-    if len({x for x, _ in points}) < 2 or len({y for _, y in points}) < 2:
-        return None
-    return float(spearmanr(points).statistic)
 
 
 HEADER = [

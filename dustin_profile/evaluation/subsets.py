@@ -18,13 +18,12 @@ from torch import Tensor
 from dustin_profile import plots
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import attention_rows, measure, prepare, recovered
-from dustin_profile.evaluation.fidelity_stage import spearman
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, per_document, split
 from dustin_profile.evaluation.oracle import GivenLists
 from dustin_profile.evaluation.text_run import Prefilled
 from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
-from dustin_profile.statistics import interval
+from dustin_profile.statistics import interval, spearman
 from dustin_runtime.config import Selection, changed
 from dustin_runtime.files import digest_text, write_json, write_text, write_with
 from dustin_runtime.selection import select

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dustin_profile.statistics import percentile
+from dustin_profile.statistics import percentile, spearman
 
 Step = Mapping[str, float]
 SETS: dict[str, tuple[str, ...]] = {
@@ -47,8 +47,6 @@ def told(documents: Sequence[Sequence[Step]]) -> list[Told]:
     Args:
         documents: steps of at least two.
     """
-    from dustin_profile.evaluation.fidelity_stage import spearman
-
     kl = [step["kl"] for one in documents for step in one]
     orders = {
         name: foretold(documents, signs)

@@ -13,8 +13,7 @@ from tiny_pair import TinyPair
 
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation import fidelity_stage, given_texts
-from dustin_profile.evaluation.fidelity_stage import spearman
-from dustin_profile.statistics import percentile
+from dustin_profile.statistics import percentile, spearman
 from dustin_runtime.config import AdaptiveBudget, Guard, load_config, save_config
 from dustin_runtime.files import read_json
 from dustin_runtime.models.shape import RopeScaling
