@@ -139,6 +139,25 @@ def test_scores_of_a_step_are_those_of_the_full_attention_matrix(target: Decoder
             assert kept.shape == (1, 14)
 
 
+@pytest.mark.parametrize("depth", [1, 3, 6])
+@pytest.mark.parametrize("method", ["dustin", "dustin-look"])
+def test_a_ring_of_first_and_last_tokens_holds_all_that_a_step_reads(target: Decoder, method: str, depth: int) -> None:
+    """Also behind a look, which writes one position more than the drafts do."""
+    layers = (LayerHeads(layer=0, heads=(2,)), LayerHeads(layer=1, heads=(0, 4)))  # as the kept keys are numbered
+    chosen = selection(budget=14, m=4).model_copy(update={"lookahead": layers})
+
+    class Whole(POLICIES[method]):  # type: ignore[misc]
+        def draft_keeps(self, budget):
+            return None
+
+    found = []
+    for policy in (POLICIES[method](chosen), Whole(chosen)):
+        stepper = Stepper(target, target.first_layers(3), policy, chosen, depth, 37, draft_budget=9)
+        generations, _ = Engine(stepper).generate(PROMPTS, 40)
+        found.append([(one.tokens, one.accepted) for one in generations])
+    assert found[0] == found[1]
+
+
 def test_scores_are_computed_at_every_call(target: Decoder) -> None:
     """The benchmark times them so."""
     chosen, seen = selection(budget=14, m=4), []
