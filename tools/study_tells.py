@@ -3,10 +3,10 @@
 python tools/study_tells.py CONFIG --pair smollm2 --data BOOKS --context 2304 --documents 6 -o tells.json
 
 Of every step, launch by launch, with what a policy reads: KL to full verification, and beside it what might tell it.
-`estimate`, the ARR that the configuration's guard estimates; `unread`, the share of the attention that its list truly
-leaves out, which no step knows; `rest`, that share as the token of `dustin-rest` has it; entropies (nats) of the
-`drafted` and of the `served` distributions, and `apart`, KL of the former from the latter. The file is written after
-every document, one that is there is continued, and several (`--join`) are printed as one.
+`estimate`, what the configuration's guard estimates the list to leave out, 1 less the ARR; `unread`, the share of the
+attention that it truly leaves out, which no step knows; `rest`, that share as the token of `dustin-rest` has it;
+entropies (nats) of the `drafted` and of the `served` distributions, and `apart`, KL of the former from the latter. The
+file is written after every document, one that is there is continued, and several (`--join`) are printed as one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,19 @@ from dustin_profile.evaluation.text_run import TextRun
 from dustin_profile.progress import say
 from dustin_profile.provenance import versions
 from dustin_profile.report import table
+from dustin_profile.reporting.documents.studies import TellsStudy
+from dustin_profile.reporting.sources import gather
+from dustin_profile.reporting.studies import pooled, steps_by_cell
 from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import percentile
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import last_rows
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import changed, load_config
-from dustin_runtime.errors import DustinError
-from dustin_runtime.files import write_json
-from dustin_runtime.policies import Policy, guarded, make_policy
+from dustin_runtime.errors import DustinError, MissingError, UsageError
+from dustin_runtime.files import read_json, write_json
+from dustin_runtime.misfits import warn_of_config
+from dustin_runtime.policies import Policy, able, guarded, judged, make_policy
 from dustin_runtime.scaled import Held
 
 NEVER = 1e-9
@@ -142,8 +147,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     if arguments.join:
-        parts = [one for file in arguments.join for one in json.loads(file.read_text(encoding="utf-8"))["documents"]]
-        show(parts)
+        show(arguments.join)
         return
     if arguments.config is None or arguments.output is None:
         parser.error("give a config and --output, or files to --join")
@@ -159,17 +163,21 @@ def main() -> None:
         arguments.documents,
         arguments.tokens,
     )
-    cells = {
-        f"{method} k{budget}": guarded(
-            make_policy(method, changed(served.selection, budget, None)), served, threshold=NEVER
-        )
-        for method in arguments.method or ["dustin", "dustin-rest-look"]
-        for budget in arguments.budget or [served.selection.budget]
-    }
+    cells: dict[str, Policy] = {}
+    for method, budget in product(
+        arguments.method or ["dustin", "dustin-rest-look"], arguments.budget or [served.selection.budget]
+    ):
+        selection = changed(served.selection, budget, None)
+        policy = make_policy(method, selection)
+        if not judged(policy):
+            parser.error(f"--method {method}: its lists are not judged; give one of {able()}")
+        cells[f"{method} k{budget}"] = guarded(policy, served, threshold=NEVER)
+        warn_of_config(cells[f"{method} k{budget}"], served, selection, depth=served.depth, windowed=False)
     inputs = json.loads(json.dumps(texts.made_from(1) | {"guard": served.guard.model_dump(mode="json")}))
     documents: list[dict[str, Any]] = []
     if arguments.output.exists():
-        held = json.loads(arguments.output.read_text(encoding="utf-8"))
+        gather([arguments.output])  # or it is refused
+        held = read_json(arguments.output)
         if held["inputs"] != inputs or any(one["cells"].keys() != cells.keys() for one in held["documents"]):
             parser.error(f"{arguments.output} was made from other inputs; give another file")
         documents = held["documents"]
@@ -180,22 +188,33 @@ def main() -> None:
             loaded = loaded or [texts.load()]
             with torch.inference_mode():
                 measured = one_document(texts, loaded[0], prompt, cells, watched)
-            documents.append({"id": prompt.id, "source": prompt.source, "cells": measured})
+            if not all(measured.values()):
+                say(f"{prompt.id}: left out, its text does not fill a step")
+                continue
+            found_cells = {name: {"steps": steps} for name, steps in measured.items()}
+            documents.append({"id": prompt.id, "source": prompt.source, "cells": found_cells})
             found = {"kind": "dustin-study-tells", "inputs": inputs, "versions": versions(), "documents": documents}
             write_json(arguments.output, found)
             say(prompt.id)
-    show(documents)
+    if not documents:
+        raise MissingError("no document has a text that fills a step; give other --data or more --tokens")
+    show([arguments.output])
 
 
-def show(documents: Sequence[dict[str, Any]]) -> None:
-    for cell in documents[0]["cells"]:
-        steps = [one["cells"][cell] for one in documents]
-        kl = [step["kl"] for one in steps for step in one]
-        print(f"\n{cell}: {len(kl)} steps, KL {sum(kl) / len(kl):.4f}, 99th % {percentile(kl):.3f}\n")
+def show(files: Sequence[Path]) -> None:
+    """Print what files of one study say, each document once."""
+    studies = [source.data for source in gather(files).of(TellsStudy)]
+    pools = pooled([text for study in studies for text in study.texts])
+    if len(pools) != 1:
+        names = ", ".join(map(str, files))
+        raise UsageError(f"{names}: of {len(pools)} studies; give files of one pair, config, length and depth")
+    for name, documents in steps_by_cell(pools[0]).items():
+        kl = [step["kl"] for one in documents for step in one]
+        print(f"\n{name}: {len(kl)} steps, KL {sum(kl) / len(kl):.4f}, 99th % {percentile(kl):.3f}\n")
         header = ["told by", "rank correlation", f"a guard at {SHARE:.0%} leaves of mean KL", "of the 99th %"]
         rows = [
             [one.signs, "" if one.rank is None else f"{one.rank:.2f}", f"{one.mean:.2f}", f"{one.tail:.2f}"]
-            for one in told(steps)
+            for one in told(documents)
         ]
         print("\n".join(table(header, rows)))
 

@@ -45,7 +45,7 @@ def told(documents: Sequence[Sequence[Step]]) -> list[Told]:
     """One for each of `SETS` whose signs all steps have above 0, and one for the KL itself.
 
     Args:
-        documents: steps of at least two.
+        documents: the steps of each, one at least. Of a single document nothing is foretold.
     """
     kl = [step["kl"] for one in documents for step in one]
     orders = {
@@ -77,4 +77,9 @@ def left_by(kl: Sequence[float], order: Sequence[float]) -> tuple[float, float]:
     left = list(kl)
     for step in highest:
         left[step] = 0.0
-    return sum(left) / sum(kl), percentile(left) / percentile(kl)
+    return _share(sum(left), sum(kl)), _share(percentile(left), percentile(kl))
+
+
+def _share(part: float, whole: float) -> float:
+    """Of nothing, nothing is left."""
+    return part / whole if whole else 0.0

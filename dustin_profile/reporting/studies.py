@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any, Generic, TypeVar
 
 from dustin_profile.reporting.documents.common import Estimate, Part
-from dustin_profile.reporting.documents.studies import StudyCell, StudyDocument, StudyTexts
+from dustin_profile.reporting.documents.studies import StudyCell, StudyDocument, StudyTexts, TellsCell
 from dustin_profile.statistics import interval
 
 T = TypeVar("T", bound=StudyTexts)
@@ -39,6 +39,14 @@ class Pool(Generic[T, C]):
     def names(self) -> list[str]:
         """Of all cells, in the order of the files."""
         return list(dict.fromkeys(name for text in self.texts for name in text.cells))
+
+
+def steps_by_cell(pool: Pool[StudyTexts, TellsCell]) -> dict[str, list[list[dict[str, float]]]]:
+    """By cell, the steps of every document that has it."""
+    return {
+        name: [[step.model_dump() for step in text.cells[name].steps] for text in pool.texts if name in text.cells]
+        for name in pool.names
+    }
 
 
 def kinds(texts: Iterable[Text[Any]]) -> dict[str, int]:

@@ -32,7 +32,7 @@ def window_ring(budget: int, depth: int, sink: int) -> Ring:
     """The ring of a draft that reads `budget` tokens of its cache, `sink` of them the first.
 
     Drafts that a step rejects must not have overwritten what the next one reads: its window reaches back `budget -
-    sink` tokens from the last processed one, and `depth` drafts were written beyond.
+    sink` tokens from the last processed one, and `depth` drafts were written beyond, or one more for a last look.
     """
     sink = min(sink, budget - 1)
     return Ring(sink, budget - sink + depth + 2)

@@ -22,8 +22,8 @@ class Misfit(NamedTuple):
 
 
 def warn_of_config(policy: Policy, config: DustinConfig, selection: Selection, *, depth: int, windowed: bool) -> None:
-    """Warn with `ConfigWarning` of a guard that was fitted at another depth, m, draft cache or budget, and of an
-    adaptive budget where the method reads one.
+    """Warn with `ConfigWarning` of a guard that was fitted at another depth, m, draft cache or budget, of an adaptive
+    budget where the method reads one, and of a last look for which nothing is asked.
 
     Args:
         policy: of `policies.guarded`.
@@ -40,6 +40,8 @@ def warn_of_config(policy: Policy, config: DustinConfig, selection: Selection, *
                 f"guard.{one.field}: the estimate of ARR was fitted at {one.fitted} and is used at {one.here}, where it"
                 f" may be off: {one.remedy}"
             )
+    if policy.last_look and not policy.uses_lookahead:
+        _warn(f"m is 0, so that {policy.name} asks the draft nothing, and does not look once more either: give --m")
     if config.adaptive_budget and policy.selection and not (rule and rule.sizes):
         _warn(
             f"adaptive_budget: {policy.name} reads {policy.selection.budget} tokens at every step here; a --method that"

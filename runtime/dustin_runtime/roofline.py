@@ -162,12 +162,13 @@ def step_costs(
         attention = attention_cost(drafting.shape, [n + fed for n in before], fed, element_bytes)
         if turn < depth:
             logits += logits_bytes(drafting, len(drafted), element_bytes)
-        else:  # a pass for the scores alone: no head, and no layer behind the last that is scored
-            layers = 1 + max(entry.layer for entry in policy.lookahead_heads(draft))
-            share = 1.0 if draft_split else layers / draft.layers
-            body = body_weights(drafting.shape) * share
-            linears = Cost(round(body * element_bytes), 2.0 * body * len(drafted))
-            attention = Cost(round(attention.bytes * share), attention.flops * share)
+        else:  # a pass for the scores alone: no head, and of the last layer that is scored the queries and keys
+            shape, last = drafting.shape, max(entry.layer for entry in policy.lookahead_heads(draft))
+            below = 1.0 if draft_split else last / draft.layers
+            width = 0 if draft_split else (shape.query_heads + shape.kv_heads) * shape.head_size
+            weights = round(body_weights(shape) * below) + shape.hidden * width
+            linears = Cost(weights * element_bytes, 2.0 * weights * len(drafted))
+            attention = Cost(round(attention.bytes * below), attention.flops * below)
         draft_linears, draft_attention = sum_costs(draft_linears, linears), sum_costs(draft_attention, attention)
     scores = NOTHING
     if selection is not None and (policy.uses_history or policy.uses_lookahead):

@@ -311,6 +311,13 @@ def test_a_guard_that_is_used_otherwise_than_it_was_fitted_is_said_by_the_field(
     assert warned(every, served, more, depth=5) == []
 
 
+def test_a_look_for_which_nothing_is_asked_is_said() -> None:
+    nothing = changed(SELECTION, None, 0)
+    (said,) = warned(make_policy("dustin-look", nothing), config(), nothing)
+    assert said == "m is 0, so that dustin-look asks the draft nothing, and does not look once more either: give --m"
+    assert warned(make_policy("dustin-look", SELECTION), config(), SELECTION) == []
+
+
 def test_an_older_guard_was_fitted_at_what_stands_beside_it(tmp_path: Path) -> None:
     save_config(config(guard=FITTED), tmp_path / "config.yaml")
     text = (tmp_path / "config.yaml").read_text()

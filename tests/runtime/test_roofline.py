@@ -106,16 +106,16 @@ def test_sparse_verification_reads_the_budget_and_the_new_tokens(method: str) ->
     assert found.scores.bytes == wanted.get(method, 0)
 
 
-def test_the_last_look_is_a_pass_without_head_up_to_the_last_scored_layer() -> None:
+def test_the_last_look_is_a_pass_without_head_up_to_the_queries_of_the_last_scored_layer() -> None:
     deep = DRAFT.model_copy(update={"layers": 3})
     one = SELECTION.model_copy(update={"lookahead": (LayerHeads(layer=1, heads=(1, 3)),)})
     plain, looks = (
         step_costs(method, TARGET, deep, LENGTHS, depth=DEPTH, selection=one) for method in ("dustin", "dustin-look")
     )
-    body = body_weights(deep)
-    assert looks.draft_linears.bytes - plain.draft_linears.bytes == round(2 * body * 2 / 3)
-    assert looks.draft_linears.flops - plain.draft_linears.flops == pytest.approx(2 * 2 * body * 2 / 3)
-    assert looks.draft_attention.bytes - plain.draft_attention.bytes == (24 + 11) * 2 * (2 * 4 * 2)
+    weights = round(body_weights(deep) / 3) + deep.hidden * (deep.query_heads + deep.kv_heads) * deep.head_size
+    assert looks.draft_linears.bytes - plain.draft_linears.bytes == 2 * weights
+    assert looks.draft_linears.flops - plain.draft_linears.flops == pytest.approx(2 * 2 * weights)
+    assert looks.draft_attention.bytes - plain.draft_attention.bytes == (24 + 11) * (2 * 4 * 2)  # of the layer below
     assert looks.logits == plain.logits
 
 

@@ -87,9 +87,20 @@ class SplitDocument(ListDocument):
     """Which of the study's texts."""
 
 
-class TellsDocument(Part):
-    id: str
-    cells: dict[CellName, list[dict[str, Annotated[float, Field(allow_inf_nan=False)]]]] = Field(min_length=1)
+class TellsStep(Part):
+    """What a step's KL is beside, see `tools/study_tells.py`."""
+
+    kl: float = Field(ge=0)
+    estimate: float
+    unread: float
+    rest: float
+    drafted: float
+    served: float
+    apart: float
+
+
+class TellsCell(Part):
+    steps: list[TellsStep] = Field(min_length=1)
 
 
 class SplitInputs(Part):
@@ -124,7 +135,12 @@ class TellsStudy(Study):
 
     kind: Literal["dustin-study-tells"]
     inputs: StudyTexts
-    documents: list[TellsDocument] = Field(min_length=1)
+    documents: list[StudyDocument[TellsCell]] = Field(min_length=1)
+
+    @property
+    def texts(self) -> list[tuple[StudyTexts, StudyDocument[TellsCell]]]:
+        """Every document with what it was made of."""
+        return [(self.inputs, one) for one in self.documents]
 
     @property
     def made_of(self) -> StudyTexts:

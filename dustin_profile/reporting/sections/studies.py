@@ -19,6 +19,7 @@ from dustin_profile.reporting.documents.studies import (
     Study,
     StudyCell,
     StudyTexts,
+    TellsCell,
     TellsStudy,
 )
 from dustin_profile.reporting.section import Section
@@ -38,6 +39,7 @@ from dustin_profile.reporting.studies import (
     pooled,
     settings,
     splits,
+    steps_by_cell,
 )
 from dustin_profile.reporting.titles import slug
 from dustin_profile.reporting.wording import cell, count, listed, pair, percent, plain, plural, signed
@@ -61,7 +63,8 @@ def build(evidence: Evidence) -> Content | None:
         blocks += [_splits(pool, budget, found) for budget, found in splits(pool).items()]
     for guarded in guards:
         blocks += [Heading(f"Guards and several budgets: {_pair(guarded.inputs, evidence)}"), _guards(guarded)]
-    blocks += _tells([source.data for source in evidence.of(TellsStudy)], evidence)
+    for tells in pooled([text for source in evidence.of(TellsStudy) for text in source.data.texts]):
+        blocks += _tells(tells, _pair(tells.inputs, evidence))
     if not blocks:
         return None
     return Content(
@@ -233,30 +236,22 @@ def _guards(pool: Pool[GuardInputs, GuardCell]) -> Table:
     return Table("Guards compared", header, rows, _note(pool.inputs, pool.texts) + note)
 
 
-def _tells(studies: Sequence[TellsStudy], evidence: Evidence) -> Iterator[Block]:
-    """Files of one pair are of documents of one kind each."""
-    pairs: dict[str, list[TellsStudy]] = {}
-    for study in studies:
-        pairs.setdefault(_pair(study.inputs, evidence), []).append(study)
-    for title, files in pairs.items():
-        documents = [one for study in files for one in study.documents]
-        for name in dict.fromkeys(name for one in documents for name in one.cells):
-            cells = [one.cells[name] for one in documents if name in one.cells]
-            kl = [step["kl"] for one in cells for step in one]
-            rows = [
-                Row(
-                    [
-                        Cell(one.signs),
-                        Cell(plain(one.rank, 2) if one.rank is not None else ""),
-                        Cell(plain(one.mean, 2)),
-                        Cell(plain(one.tail, 2)),
-                    ],
-                    strong=one.signs == HINDSIGHT,
-                )
-                for one in told(cells)
-            ]
-            header = ("told by", "rank correlation", "left of mean KL", "of the 99th %")
-            yield Table(f"What tells a step's KL, {_named(name)}: {title}", header, rows, _tells_note(cells, kl))
+def _tells(pool: Pool[StudyTexts, TellsCell], title: str) -> Iterator[Block]:
+    for name, documents in steps_by_cell(pool).items():
+        rows = [
+            Row(
+                [
+                    Cell(one.signs),
+                    Cell(plain(one.rank, 2) if one.rank is not None else ""),
+                    Cell(plain(one.mean, 2)),
+                    Cell(plain(one.tail, 2)),
+                ],
+                strong=one.signs == HINDSIGHT,
+            )
+            for one in told(documents)
+        ]
+        header = ("told by", "rank correlation", "left of mean KL", "of the 99th %")
+        yield Table(f"What tells a step's KL, {_named(name)}: {title}", header, rows, _tells_note(documents))
 
 
 def _named(name: str) -> str:
@@ -264,13 +259,14 @@ def _named(name: str) -> str:
     return f"{label(method)} at k = {budget}"
 
 
-def _tells_note(cells: Sequence[Sequence[Step]], kl: Sequence[float]) -> str:
+def _tells_note(documents: Sequence[Sequence[Step]]) -> str:
+    kl = [step["kl"] for one in documents for step in one]
     return (
-        f"{plural(len(kl), 'step')} of {plural(len(cells), 'document')}, mean KL {plain(mean(kl), 4)}, 99th %"
+        f"{plural(len(kl), 'step')} of {plural(len(documents), 'document')}, mean KL {plain(mean(kl), 4)}, 99th %"
         f" {plain(percentile(kl))}. Signs are fitted to it on the other documents. What is left: if the"
-        f" {percent(SHARE)} of steps of which most is foretold had none. estimate: of ARR, as the guard has it;"
-        " drafted, served: entropy of the draft's and of the served distribution; all: with their KL, and what"
-        " dustin-rest's token takes; unread: the attention that the list truly leaves out, which no step knows."
+        f" {percent(SHARE)} of steps of which most is foretold had none. estimate: of what the list leaves out, as the"
+        " guard has it; drafted, served: entropy of the draft's and of the served distribution; all: with their KL, and"
+        " what dustin-rest's token takes; unread: what the list truly leaves out, which no step knows."
     )
 
 

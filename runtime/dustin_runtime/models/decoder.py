@@ -157,6 +157,7 @@ class Decoder:
         Returns:
             [batch, tokens, hidden] final hidden states, normalised; with `until`, what enters the layer.
         """
+        assert until is None or self.split is None
         shape = self.shape
         batch, tokens = ids.shape
         if extent is None:

@@ -156,7 +156,7 @@ class DustinLook(Dustin):
 
     A step verifies at the pending token and at `depth` drafts, and what is verified at the last of them is emitted if
     all are accepted. The draft never processes that one in its step, so lookahead knows nothing of what it attends to,
-    and its KL is twice to four times that of the others (our finding, `results/README.md`). One pass more asks, without
+    and its KL is about twice that of the others (our finding, `results/README.md`). One pass more asks, without
     the head and up to the last scored layer.
     """
 

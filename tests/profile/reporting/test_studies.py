@@ -102,9 +102,12 @@ def test_places_and_tells_by_hand(tmp_path: Path) -> None:
         "code": {"dustin k64": cell(0.2, 64)} | other,
         "news": {"dustin k64": cell(0.2, 64) | {"places": [0.3, 0.6]}} | other,
     }
+    others = {"unread": 0.0, "served": 0.0, "apart": 0.0}
     # The draft's entropy is the KL but for a scale, the estimate says nothing, and a sign that is 0 is left out.
-    steps = [{"kl": 0.1 * 2**n, "drafted": 2.0**n, "estimate": 0.5 + n % 3 / 10, "rest": 0.0} for n in range(10)]
-    tells = {kind: {"dustin k64": steps} for kind in ("books", "code")}
+    steps = [
+        {"kl": 0.1 * 2**n, "drafted": 2.0**n, "estimate": 0.5 + n % 3 / 10, "rest": 0.0} | others for n in range(10)
+    ]
+    tells = {kind: {"dustin k64": {"steps": steps}} for kind in ("books", "code")}
     page = Page(html(composed(tmp_path, study("lists", texts(), placed), study("tells", texts(), tells))))
     assert page.table("KL by place, k = 64").rows[1][1:] == ["0.2000", "0.4000", "2"]
     table = next(
@@ -174,3 +177,27 @@ def test_damaged_files_are_refused_by_field(changed: dict[str, Any], words: str,
     assert outcome.code == 6
     assert f"{path}: not a whole dustin-study-splits file ({words}" in outcome.error
     assert "python tools/study_splits.py" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([], "documents.0.cells.dustin k64.steps: List should have at least 1 item"),
+        ([{"estimate": 0.5}], "documents.0.cells.dustin k64.steps.0.kl: is missing"),
+    ],
+)
+def test_tells_without_steps_or_kl_are_refused(steps: list[dict[str, float]], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "tells.json"
+    write_json(path, study("tells", texts(), {"books": {"dustin k64": {"steps": steps}}}))
+    outcome = dustin_profile("report", path, "-o", tmp_path / "page.html", "-q")
+    assert outcome.code == 6
+    assert words in outcome.error
+
+
+def test_a_document_of_two_files_tells_once_and_nothing_is_left_of_nothing(tmp_path: Path) -> None:
+    names = ("kl", "estimate", "rest", "unread", "drafted", "served", "apart")
+    tells = {"books": {"dustin k64": {"steps": [dict.fromkeys(names, 0.0)] * 3}}}
+    page = Page(html(composed(tmp_path, study("tells", texts(), tells), study("tells", texts(), tells))))
+    (table,) = (one for one in page.tables if one.caption.startswith("What tells"))
+    assert table.rows[1:] == [["the KL itself", "", "0.00", "0.00"]]
+    assert "3 steps of 1 document" in page.text
