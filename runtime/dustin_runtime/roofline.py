@@ -17,7 +17,7 @@ from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.method_names import METHODS, PARTIAL_DRAFT, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.shards import Share
-from dustin_runtime.policies import POLICIES
+from dustin_runtime.policies import POLICIES, Policy
 from dustin_runtime.policies.dustin_rest import DustinRest, rest_of
 from dustin_runtime.policies.quest import DENSE_LAYERS, PAGE
 from dustin_runtime.policies.specattn import DENSE
@@ -102,6 +102,8 @@ def step_costs(
     world: int = 1,
     draft_split: bool = False,
     kv_bytes: int | None = None,
+    policy: Policy | None = None,
+    read: float | None = None,
 ) -> StepCosts:
     """The floor of one step, on one rank of `world`.
 
@@ -116,6 +118,8 @@ def step_costs(
         element_bytes: of a weight, a KV element and a logit: 2 for bf16, 4 for fp32.
         world: ranks that share the target. The draft is whole on each, for a share of the rows, unless `draft_split`.
         kv_bytes: of an element of the target's cache, if not `element_bytes`.
+        policy: the method as it serves, where a rule asks for more scores; by default as its name says.
+        read: prefix tokens that a row was seen to read, where a rule decides that; by default the method's budget.
 
     Raises:
         UsageError: so many ranks cannot share the model evenly.
@@ -142,6 +146,8 @@ def step_costs(
         # Quest reads two bounds per page, as much as a token, and keeps them in the model's dtype.
         bounds = element_bytes / kv_bytes / PAGE if method in QUEST else 0.0
         kept = [round(dense * n + (1 - dense) * (k + n * bounds)) for n, k in zip(lengths, kept, strict=True)]
+    if read is not None:
+        kept = [round(min(n, read)) for n in lengths]
     target_linears = linears_cost(part, rows * tokens, rows * tokens, element_bytes)
     verify = attention_cost(part.shape, [n + tokens for n in kept], tokens, kv_bytes)
     logits = logits_bytes(part, rows * tokens, element_bytes)
@@ -152,7 +158,7 @@ def step_costs(
     each = rows if draft_split else -(-rows // world)
     drafted = max((lengths[first : first + each] for first in range(0, rows, each)), key=sum)  # by the slowest rank
     draft_linears, draft_attention = NOTHING, NOTHING
-    policy = POLICIES[method](selection)
+    policy = policy or POLICIES[method](selection)
     for turn in range(policy.passes(depth)):
         fed = 2 if turn == 0 else 1  # the first pass takes the last processed token too
         before = [n + turn + 1 - fed for n in drafted]

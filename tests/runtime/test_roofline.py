@@ -6,10 +6,12 @@ import pytest
 
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import UsageError
+from dustin_runtime.guard import Coefficients, Rule
 from dustin_runtime.links import LINKS, Link, step_sums_ms
 from dustin_runtime.method_names import METHODS, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.pairs import find_pair
+from dustin_runtime.policies.dustin import DustinLook
 from dustin_runtime.pricing import DEVICES, Device, body_weights
 from dustin_runtime.roofline import NOTHING, Cost, StepCosts, step_costs
 
@@ -117,6 +119,19 @@ def test_the_last_look_is_a_pass_without_head_up_to_the_queries_of_the_last_scor
     assert looks.draft_linears.flops - plain.draft_linears.flops == pytest.approx(2 * 2 * weights)
     assert looks.draft_attention.bytes - plain.draft_attention.bytes == (24 + 11) * (2 * 4 * 2)  # of the layer below
     assert looks.logits == plain.logits
+
+
+def test_what_a_rule_asks_and_reads_is_counted() -> None:
+    """A guard asks both scores, whatever m is, and what it verified in full was read."""
+    nothing = SELECTION.model_copy(update={"m": 0})
+    rule = Rule(threshold=0.5, estimate=((nothing.budget, Coefficients(0.1, 0.4, 0.4)),))
+    ruled = {"policy": DustinLook(nothing, rule), "read": 17.0}
+    plain = step_costs("dustin-look", TARGET, DRAFT, LENGTHS, depth=DEPTH, selection=nothing)
+    found = step_costs("dustin-look", TARGET, DRAFT, LENGTHS, depth=DEPTH, selection=nothing, **ruled)  # type: ignore[arg-type]
+    assert plain == costs("dustin-t", nothing)
+    assert found.scores == costs("dustin-look").scores
+    assert found.draft_linears == costs("dustin-look").draft_linears
+    assert found.verify_attention.bytes == ((17 + 4) + (7 + 4)) * 2 * 2 * 2 * 4 * 2
 
 
 def test_a_share_of_nothing_is_not_scored() -> None:

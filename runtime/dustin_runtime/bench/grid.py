@@ -171,6 +171,8 @@ def measure(setup: Setup, case: Case) -> dict[str, Any]:
         world=setup.ranks.world,
         draft_split=split_draft,
         kv_bytes=setup.kv_dtype.itemsize if setup.kv_dtype else None,
+        policy=policy,
+        read=figures.get("kept_tokens_per_step"),
     )
     name, figures_of_device = roofline_device(setup.target.device)
     roofline = costs.milliseconds(figures_of_device)
