@@ -21,22 +21,19 @@ from typing import Any
 
 import torch
 
-from dustin_profile.cli.given_texts import open_texts
+from dustin_profile.cli.given_texts import add_options, texts_of
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import Fidelity, measure, prepare, recovered
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, split
 from dustin_profile.progress import say
 from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
-from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import interval, percentile, spearman
 from dustin_runtime.config import AdaptiveBudget, DustinConfig, changed, load_config
 from dustin_runtime.errors import DustinError
 from dustin_runtime.files import write_json
+from dustin_runtime.guard import NEVER
 from dustin_runtime.policies import Policy, guarded, make_policy
-
-NEVER = 1e-9
-"""A threshold below every estimate: steps are judged, and none is verified in full."""
 
 
 @dataclass(frozen=True)
@@ -164,14 +161,7 @@ def bounds(documents: Sequence[dict[str, Any]], base: str, shares: Sequence[floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, help="with guard: emitted by dustin-profile search")
-    for name in ("pair", "target", "draft"):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--data", default="topics")
-    parser.add_argument("--context", type=int, default=2304, help="tokens of a document, its text included")
-    parser.add_argument("--documents", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=256, help="of a document's text")
+    add_options(parser, context=2304, tokens=256)
     parser.add_argument("--method", default="dustin")
     parser.add_argument("--budget", type=int, help="of guards; default: the config's")
     parser.add_argument("--size", type=int, action="append", help="of adaptive budgets, and fixed; repeat")
@@ -185,15 +175,7 @@ def main() -> None:
     budget = arguments.budget or served.selection.budget
     sizes = sorted(set(arguments.size or [128, 256, 512, 1024]))
     shares, reached = arguments.share or [0.02, 0.05, 0.1], arguments.reach or [0.75, 0.5, 0.25]
-    settings = {name: getattr(arguments, name) for name in ("pair", "target", "draft", "device", "dtype")}
-    texts = open_texts(
-        served,
-        ModelSettings(**settings, offline=True),
-        arguments.data,
-        arguments.context,
-        arguments.documents,
-        arguments.tokens,
-    )
+    texts = texts_of(arguments, served)
     asked = {"method": arguments.method, "budget": budget, "sizes": sizes, "shares": shares, "reach": reached}
     inputs = json.loads(json.dumps(texts.made_from(1) | asked | {"guard": served.guard.model_dump(mode="json")}))
     documents: dict[str, dict[str, Any]] = {}

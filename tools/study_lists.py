@@ -19,8 +19,9 @@ from statistics import median
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from torch import Tensor
 
-from dustin_profile.cli.given_texts import json_list, open_texts
+from dustin_profile.cli.given_texts import add_options, json_list, texts_of
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import measure, prepare
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, split
@@ -28,7 +29,6 @@ from dustin_profile.evaluation.oracle import ORACLES, bound
 from dustin_profile.progress import say
 from dustin_profile.provenance import versions
 from dustin_profile.report import table, with_interval
-from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import interval
 from dustin_runtime.config import DustinConfig, Selection, changed, load_config
 from dustin_runtime.errors import DustinError, UsageError
@@ -100,10 +100,15 @@ def document(texts: GivenTexts, models: Models, prompt: Prompt, cells: Sequence[
             "kl": float(found.kl[1:].mean()),
             "agreement": float(found.agrees[1:].double().mean()),
             "read": found.read,
-            "places": [float(f"{float(found.kl[1 + place :: depth + 1].mean()):.6g}") for place in range(depth + 1)],
+            "places": [] if len(found.kl) <= depth + 1 else places(found.kl[1:], depth),
             "windows": [float(f"{float(part.mean()):.6g}") for part in found.kl[1:].split(depth + 1)],
         }
     return entry
+
+
+def places(kl: Tensor, depth: int) -> list[float]:
+    """Mean KL by place in a step, of texts that fill one."""
+    return [float(f"{float(kl[place :: depth + 1].mean()):.6g}") for place in range(depth + 1)]
 
 
 def rows(documents: Sequence[dict[str, Any]], cells: Sequence[Named]) -> list[list[str]]:
@@ -130,28 +135,13 @@ def rows(documents: Sequence[dict[str, Any]], cells: Sequence[Named]) -> list[li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, help="heads, sink, window and depth; its m in proportion")
-    for name in ("pair", "target", "draft"):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--data", default="topics")
-    parser.add_argument("--context", type=int, default=2112, help="tokens of a document, its text included")
-    parser.add_argument("--documents", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=64, help="of a document's text")
+    add_options(parser, context=2112, tokens=64)
     parser.add_argument("--budget", type=int, action="append", help="repeat for several; default 256")
     parser.add_argument("--cells", help=f"a JSON list or a file of one; default: {', '.join(DEFAULT_METHODS)}")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     cells, served = read_cells(arguments.cells), load_config(arguments.config)
-    settings = {name: getattr(arguments, name) for name in ("pair", "target", "draft", "device", "dtype")}
-    texts = open_texts(
-        served,
-        ModelSettings(**settings, offline=True),
-        arguments.data,
-        arguments.context,
-        arguments.documents,
-        arguments.tokens,
-    )
+    texts = texts_of(arguments, served)
     named = policies(cells, arguments.budget or [256], served)
     inputs = json.loads(json.dumps(texts.made_from(1) | {"cells": [cell.name for cell in named]}))
     documents: list[dict[str, Any]] = []

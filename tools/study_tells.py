@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dustin_profile.cli.given_texts import open_texts
+from dustin_profile.cli.given_texts import add_options, texts_of
 from dustin_profile.data import Prompt
 from dustin_profile.evaluation.fidelity import prepare
 from dustin_profile.evaluation.given_texts import GivenTexts, Models, split
@@ -33,7 +33,6 @@ from dustin_profile.report import table
 from dustin_profile.reporting.documents.studies import TellsStudy
 from dustin_profile.reporting.sources import gather
 from dustin_profile.reporting.studies import pooled, steps_by_cell
-from dustin_profile.settings import ModelSettings
 from dustin_profile.statistics import percentile
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import last_rows
@@ -41,12 +40,10 @@ from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import changed, load_config
 from dustin_runtime.errors import DustinError, MissingError, UsageError
 from dustin_runtime.files import read_json, write_json
+from dustin_runtime.guard import NEVER
 from dustin_runtime.misfits import warn_of_config
 from dustin_runtime.policies import Policy, able, guarded, judged, make_policy
 from dustin_runtime.scaled import Held
-
-NEVER = 1e-9
-"""A threshold below every estimate."""
 
 
 class Watched:
@@ -133,14 +130,7 @@ def one_document(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, nargs="?", help="with guard: emitted by dustin-profile search")
-    for name in ("pair", "target", "draft"):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--data", default="topics")
-    parser.add_argument("--context", type=int, default=2304, help="tokens of a document, its text included")
-    parser.add_argument("--documents", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=256, help="of a document's text")
+    add_options(parser, context=2304, tokens=256)
     parser.add_argument("--method", action="append", help="repeat; default: dustin, dustin-rest-look")
     parser.add_argument("--budget", type=int, action="append", help="repeat; default: the config's")
     parser.add_argument("--join", type=Path, action="append", help="print such files together, and measure nothing")
@@ -154,15 +144,7 @@ def main() -> None:
     served = load_config(arguments.config)
     if served.guard is None:
         parser.error(f"{arguments.config} has no guard: emit it anew with dustin-profile search")
-    names = ("pair", "target", "draft", "device", "dtype")
-    texts = open_texts(
-        served,
-        ModelSettings(**{name: getattr(arguments, name) for name in names}, offline=True),
-        arguments.data,
-        arguments.context,
-        arguments.documents,
-        arguments.tokens,
-    )
+    texts = texts_of(arguments, served)
     cells: dict[str, Policy] = {}
     for method, budget in product(
         arguments.method or ["dustin", "dustin-rest-look"], arguments.budget or [served.selection.budget]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -73,6 +74,25 @@ def open_texts(
         "documents": documents,
     }
     return GivenTexts(pair, served, load, prompts, tokens, inputs)
+
+
+def add_options(parser: ArgumentParser, context: int, tokens: int) -> None:
+    """The options of a study of one set of texts, which `texts_of` reads."""
+    for name in ("pair", "target", "draft"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--data", default="topics")
+    parser.add_argument("--context", type=int, default=context, help="tokens of a document, its text included")
+    parser.add_argument("--documents", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=tokens, help="of a document's text")
+
+
+def texts_of(arguments: Namespace, served: DustinConfig) -> GivenTexts:
+    """What `add_options` asked for. Raises: as `open_texts`."""
+    named = {name: getattr(arguments, name) for name in ("pair", "target", "draft", "device", "dtype")}
+    models = ModelSettings(**named, offline=True)
+    return open_texts(served, models, arguments.data, arguments.context, arguments.documents, arguments.tokens)
 
 
 def check_tokens(context: int, tokens: int) -> None:

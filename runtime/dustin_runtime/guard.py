@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 MOST = 1 - 2**-24
 """The largest estimate. It is below 1 also for lists of everything, so that a threshold of 1 verifies all in full."""
 
+NEVER = 1e-9
+"""A threshold below all estimates above 0: steps are judged, and none is verified in full."""
+
 
 @dataclass(frozen=True)
 class Coefficients:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -63,17 +63,18 @@ class Study(Document):
         return self.made_of.device
 
 
-class ListDocument(StudyDocument[StudyCell]):
-    cells: dict[CellName, StudyCell] = Field(min_length=1)
+T = TypeVar("T", bound=StudyTexts)
+D = TypeVar("D", bound=StudyDocument[Any])
 
 
-class ListStudy(Study):
-    kind: Literal["dustin-study-lists"]
-    inputs: StudyTexts
-    documents: list[ListDocument] = Field(min_length=1)
+class PlainStudy(Study, Generic[T, D]):
+    """One whose documents are all made of the same."""
+
+    inputs: T
+    documents: list[D] = Field(min_length=1)
 
     @property
-    def texts(self) -> list[tuple[StudyTexts, ListDocument]]:
+    def texts(self) -> list[tuple[T, D]]:
         """Every document with what it was made of."""
         return [(self.inputs, one) for one in self.documents]
 
@@ -82,25 +83,17 @@ class ListStudy(Study):
         return self.inputs
 
 
+class ListDocument(StudyDocument[StudyCell]):
+    cells: dict[CellName, StudyCell] = Field(min_length=1)
+
+
+class ListStudy(PlainStudy[StudyTexts, ListDocument]):
+    kind: Literal["dustin-study-lists"]
+
+
 class SplitDocument(ListDocument):
     data: int = Field(ge=0)
     """Which of the study's texts."""
-
-
-class TellsStep(Part):
-    """What a step's KL is beside, see `tools/study_tells.py`."""
-
-    kl: float = Field(ge=0)
-    estimate: float
-    unread: float
-    rest: float
-    drafted: float
-    served: float
-    apart: float
-
-
-class TellsCell(Part):
-    steps: list[TellsStep] = Field(min_length=1)
 
 
 class SplitInputs(Part):
@@ -130,21 +123,26 @@ class SplitStudy(Study):
         return self.inputs.texts[0]
 
 
-class TellsStudy(Study):
+class TellsStep(Part):
+    """What a step's KL is beside, see `tools/study_tells.py`."""
+
+    kl: float = Field(ge=0)
+    estimate: float
+    unread: float
+    rest: float
+    drafted: float
+    served: float
+    apart: float
+
+
+class TellsCell(Part):
+    steps: list[TellsStep] = Field(min_length=1)
+
+
+class TellsStudy(PlainStudy[StudyTexts, StudyDocument[TellsCell]]):
     """Of every step its KL and what might tell it, see `evaluation.tells`."""
 
     kind: Literal["dustin-study-tells"]
-    inputs: StudyTexts
-    documents: list[StudyDocument[TellsCell]] = Field(min_length=1)
-
-    @property
-    def texts(self) -> list[tuple[StudyTexts, StudyDocument[TellsCell]]]:
-        """Every document with what it was made of."""
-        return [(self.inputs, one) for one in self.documents]
-
-    @property
-    def made_of(self) -> StudyTexts:
-        return self.inputs
 
 
 class GuardCell(Part):
@@ -162,16 +160,5 @@ class GuardInputs(StudyTexts):
     budget: int
 
 
-class GuardStudy(Study):
+class GuardStudy(PlainStudy[GuardInputs, StudyDocument[GuardCell]]):
     kind: Literal["dustin-study-guard"]
-    inputs: GuardInputs
-    documents: list[StudyDocument[GuardCell]] = Field(min_length=1)
-
-    @property
-    def texts(self) -> list[tuple[GuardInputs, StudyDocument[GuardCell]]]:
-        """Every document with what it was made of."""
-        return [(self.inputs, one) for one in self.documents]
-
-    @property
-    def made_of(self) -> StudyTexts:
-        return self.inputs
