@@ -18,7 +18,7 @@ from dustin_profile.search.curve import lookahead_sum
 from dustin_profile.search.phases import usable
 from dustin_profile.traces.windows import Documents, Windows
 from dustin_runtime.config import ADAPTIVE_SIZES, Estimate, Guard
-from dustin_runtime.guard import on_prefix, share_on
+from dustin_runtime.judge import on_prefix, share_on
 from dustin_runtime.selection import select
 
 QUANTILE = 0.95

@@ -1,33 +1,20 @@
-"""Which rows of a step are verified in full, and how many tokens the others read: what a policy asks after choosing.
-
-All is decided on the device, from the scores that the lists were chosen by.
-"""
+"""Which rows of a step are verified in full, and how many tokens the others read: what a policy asks of its lists."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dustin_runtime.judge import Coefficients
+
 if TYPE_CHECKING:
     from dustin_runtime.policies.base import Prompted
 
-MOST = 1 - 2**-24
-"""The largest estimate. It is below 1 also for lists of everything, so that a threshold of 1 verifies all in full."""
-
 NEVER = 1e-9
 """A threshold below all estimates above 0: steps are judged, and none is verified in full."""
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """Of `config.Estimate`."""
-
-    intercept: float
-    history: float
-    lookahead: float
 
 
 @dataclass(frozen=True)
@@ -65,27 +52,11 @@ class Rule:
         parts += [f"arr{self.target_arr:g}"] if self.sizes else []
         return "-".join(parts)
 
-    def estimated(self, budget: int, kept: Tensor, scores: Scores, lengths: Tensor) -> Tensor:
-        """Estimated ARR of lists of `budget` tokens: [batch] fp64 in [0, `MOST`].
-
-        Args:
-            kept: [layers or 1, batch, kv_heads or 1, k], see `Policy.select`.
-            lengths: [batch] int64.
-        """
-        by = dict(self.estimate)[budget]
-        found = (
-            by.intercept
-            + by.history * share_on(kept, scores.history, scores.all_history)
-            + by.lookahead * share_on(kept, scores.lookahead, scores.all_lookahead)
-        )
-        # A list of everything recovers everything.
-        return torch.where(lengths <= budget, MOST, found.clamp(0, MOST))
-
     def full(self, estimate: Tensor | None, due: Tensor | None) -> Tensor | None:
         """[batch] bool, which rows are verified in full, or None if that is not asked for.
 
         Args:
-            estimate: of `estimated`; due: [batch] bool of `due`; either may be None if it is not asked for.
+            estimate: [batch] fp64 of `judge.judge`; due: [batch] bool of `due`; None for what is not asked for.
         """
         # What is not a number counts as low.
         low = ~(estimate >= self.threshold) if self.threshold and estimate is not None else None
@@ -96,42 +67,6 @@ class Rule:
     def due(self, steps: Tensor) -> Tensor:
         """[batch] bool, by how many steps of a row have been done before this one, [batch] int64."""
         return steps % self.every == self.every - 1
-
-    def smallest(self, estimates: Tensor) -> Tensor:
-        """[batch] int64, which size is the first to reach the target, else the last; estimates: [sizes, batch]."""
-        missed = ~(estimates >= self.target_arr)
-        return missed.long().cumprod(dim=0).sum(dim=0).clamp(max=len(self.sizes) - 1)
-
-
-def share_on(kept: Tensor, scores: Tensor, whole: Tensor) -> Tensor:
-    """What of the scores lies on a list, mean over lists: [batch] fp64.
-
-    Args:
-        kept: as of `Rule.estimated`; scores: [batch, positions] fp32; whole: [batch] of `on_prefix`.
-    """
-    layers, batch, heads, _ = kept.shape
-    lists = kept.transpose(0, 1).reshape(batch, -1)
-    held = scores.gather(1, lists.clamp(min=0)).masked_fill(lists < 0, 0).sum(dim=1, dtype=torch.float64)
-    return held / (layers * heads) / whole.clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def on_prefix(scores: Tensor, lengths: Tensor) -> Tensor:
-    """Sum of [batch, positions] fp32 scores over each prefix of `lengths` [batch]: [batch] fp64."""
-    beyond = torch.arange(scores.shape[1], device=scores.device) >= lengths.unsqueeze(1)
-    return scores.masked_fill(beyond, 0).sum(dim=1, dtype=torch.float64)
-
-
-class Scores(NamedTuple):
-    """Both scores of a step, [batch, positions] fp32, and their sums over the prefix, [batch] fp64."""
-
-    history: Tensor
-    lookahead: Tensor
-    all_history: Tensor
-    all_lookahead: Tensor
-
-    @classmethod
-    def of(cls, history: Tensor, lookahead: Tensor, lengths: Tensor) -> Scores:
-        return cls(history, lookahead, on_prefix(history, lengths), on_prefix(lookahead, lengths))
 
 
 class StepCount:

@@ -17,7 +17,8 @@ from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.engine import Engine
-from dustin_runtime.guard import Coefficients, Rule
+from dustin_runtime.guard import Rule
+from dustin_runtime.judge import Coefficients
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder

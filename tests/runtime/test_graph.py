@@ -12,7 +12,8 @@ from dustin_runtime.audit import Audits, summary
 from dustin_runtime.config import LayerHeads, Rest, Selection
 from dustin_runtime.engine import Draw, Engine
 from dustin_runtime.errors import NothingMeasuredError
-from dustin_runtime.guard import Coefficients, Rule
+from dustin_runtime.guard import Rule
+from dustin_runtime.judge import Coefficients
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder

@@ -28,7 +28,8 @@ from dustin_runtime.config import (
 )
 from dustin_runtime.engine import Engine, Generation
 from dustin_runtime.errors import ConfigError, ConfigWarning, UsageError
-from dustin_runtime.guard import MOST, Coefficients, Rule, Scores, on_prefix, share_on
+from dustin_runtime.guard import Rule
+from dustin_runtime.judge import MOST, Coefficients, Cut, judge_reference, on_prefix, share_on, smallest
 from dustin_runtime.misfits import warn_of_config
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
@@ -167,15 +168,13 @@ def test_what_a_step_is_estimated_to_recover() -> None:
             parts = [each[row, kept[layer, row, 0][kept[layer, row, 0] >= 0]].sum() for layer in range(2)]
             want = float(sum(parts)) / 2 / float(each[row, :length].sum())
             assert float(share_on(kept, each, on_prefix(each, lengths))[row]) == pytest.approx(want, abs=1e-6)
-    scores = Scores.of(history, lookahead, lengths)
-    found = rule().estimated(BUDGET, kept, scores, lengths)
-    want = (
-        0.1 + 0.4 * share_on(kept, history, scores.all_history) + 0.4 * share_on(kept, lookahead, scores.all_lookahead)
-    )
-    torch.testing.assert_close(found[:2], want[:2])
+    cut = Cut(BUDGET, 4, ESTIMATE)
+    kept, found = judge_reference(lookahead, history, lengths, [cut], sink=2, window=4)
+    shares = (share_on(kept[None, :, None], each, on_prefix(each, lengths)) for each in (history, lookahead))
+    torch.testing.assert_close(found[:2], (0.1 + sum(0.4 * share for share in shares))[:2])
     assert float(found[2]) == MOST < 1  # everything is kept
-    high = Rule(threshold=1.0, estimate=((BUDGET, Coefficients(5.0, 0, 0)),))
-    full = high.full(high.estimated(BUDGET, kept, scores, lengths), None)
+    high = cut._replace(by=Coefficients(5.0, 0, 0))
+    full = Rule(threshold=1.0).full(judge_reference(lookahead, history, lengths, [high], sink=2, window=4)[1], None)
     assert full is not None and full.all()
     nan = rule(threshold=0.1).full(torch.tensor([float("nan"), 0.5]), None)
     assert nan is not None and nan.tolist() == [True, False]
@@ -210,9 +209,9 @@ def test_an_adaptive_budget_that_always_or_never_suffices_is_a_fixed_one(target:
 
 
 def test_an_adaptive_budget_takes_the_smallest_size_that_reaches_the_target() -> None:
-    judge = rule(SIZES, target_arr=0.6)
-    estimates = torch.tensor([[0.7, 0.5, 0.1, 0.6], [0.5, 0.65, 0.2, 0.1], [0.9, 0.7, 0.3, 0.1]])
-    assert judge.smallest(estimates).tolist() == [0, 1, 2, 0]
+    nan = float("nan")
+    estimates = torch.tensor([[0.7, 0.5, 0.1, 0.6, nan], [0.5, 0.65, 0.2, 0.1, nan], [0.9, 0.7, 0.3, 0.1, nan]])
+    assert smallest(estimates, 0.6).tolist() == [0, 1, 2, 0, 2]
 
 
 def test_rows_with_budgets_of_their_own_do_not_disturb_each_other(target: Decoder) -> None:

@@ -11,7 +11,8 @@ import torch
 from dustin_runtime.cache import KVCache
 from dustin_runtime.config import LayerHeads, Rest, Selection
 from dustin_runtime.errors import CapacityError, UsageError
-from dustin_runtime.guard import Coefficients, Rule
+from dustin_runtime.guard import Rule
+from dustin_runtime.judge import Coefficients
 from dustin_runtime.memory_plan import (
     COLLECTIVES_BYTES,
     GIB,

@@ -6,7 +6,8 @@ import pytest
 
 from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.errors import UsageError
-from dustin_runtime.guard import Coefficients, Rule
+from dustin_runtime.guard import Rule
+from dustin_runtime.judge import Coefficients
 from dustin_runtime.links import LINKS, Link, step_sums_ms
 from dustin_runtime.method_names import METHODS, QUEST, SPARSE
 from dustin_runtime.models.shape import ModelShape

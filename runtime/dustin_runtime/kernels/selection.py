@@ -1,6 +1,8 @@
 """The kept list of every sequence in two launches: candidates per chunk, then the choice among them.
 
-Reference: `dustin_runtime.selection.select_reference`, whose result this equals position for position.
+References: `dustin_runtime.selection.select_reference`, whose result this equals position for position, and
+`dustin_runtime.judge.judge_reference`, which differs by the order in which an estimate is summed: the same two launches
+choose lists of several sizes and say what scores lie on them, and a third takes one.
 
 The k-th largest score is found by building its bits from the top (scores are not negative, so their bits order as
 they do): at most 16 counts, two bits each but the first, over values that stay in registers. Candidates keep the order
@@ -9,11 +11,14 @@ of positions, so ties go to the smaller position and lists come out ascending.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from dustin_runtime.judge import MOST, Cut
 from dustin_runtime.kernels import ceil_div, next_power_of_2
 
 MOST_CANDIDATES = 32768
@@ -56,22 +61,32 @@ def _bits(scores):
 
 @triton.jit
 def _candidates(
-    lookahead, history, lengths, found, found_bits, lookahead_stride, history_stride, columns, sink, window, m, rest,
-    CHUNK: tl.constexpr, MOST: tl.constexpr, CHUNKS: tl.constexpr,
+    lookahead, history, lengths, found, found_bits, sums, lookahead_stride, history_stride, columns, sink, window,
+    m, others,
+    CHUNK: tl.constexpr, MOST: tl.constexpr, CHUNKS: tl.constexpr, JUDGED: tl.constexpr,
 ):  # fmt: skip
-    """One program: the best positions of one chunk of one score list. History keeps `m` more, for lookahead to take."""
+    """One program: the `m` or `others` best positions of one chunk of one score list, lookahead or history.
+
+    JUDGED: also the sum of its scores over the prefix.
+    """
     chunk = tl.program_id(0)
     which = tl.program_id(1)
     sequence = tl.program_id(2)
     position = chunk * CHUNK + tl.arange(0, CHUNK)
-    eligible = (position >= sink) & (position < tl.load(lengths + sequence) - window) & (position < columns)
+    length = tl.load(lengths + sequence)
+    eligible = (position >= sink) & (position < length - window) & (position < columns)
+    read = eligible
+    if JUDGED:
+        read = (position < length) & (position < columns)
     if which == 0:
-        scores = tl.load(lookahead + sequence.to(tl.int64) * lookahead_stride + position, mask=eligible, other=0.0)
+        scores = tl.load(lookahead + sequence.to(tl.int64) * lookahead_stride + position, mask=read, other=0.0)
         count = m
     else:
-        scores = tl.load(history + sequence.to(tl.int64) * history_stride + position, mask=eligible, other=0.0)
-        count = rest + m
-    if (which == 0 and m == 0) or (which == 1 and rest == 0):
+        scores = tl.load(history + sequence.to(tl.int64) * history_stride + position, mask=read, other=0.0)
+        count = others
+    if JUDGED:
+        tl.store(sums + (sequence * 2 + which) * CHUNKS + chunk, tl.sum(scores.to(tl.float64), 0))
+    if count == 0:
         return
     bits = tl.where(eligible, _bits(scores), -1)
     chosen = _best(bits, count) & eligible
@@ -85,14 +100,24 @@ def _candidates(
 
 @triton.jit
 def _choose(
-    lookahead, lengths, found, found_bits, unsorted, kept, lookahead_stride, sink, window, m, rest, budget,
+    lookahead, history, lengths, found, found_bits, unsorted, kept, lookahead_stride, history_stride, sink, window,
+    m, rest, longest, cuts, coefficients, sums, estimates,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
-    HAS_LOOKAHEAD: tl.constexpr, HAS_HISTORY: tl.constexpr,
+    HAS_LOOKAHEAD: tl.constexpr, HAS_HISTORY: tl.constexpr, JUDGED: tl.constexpr, CEILING: tl.constexpr,
+    CHUNKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: the kept list of one sequence."""
+    """One program: the kept list of one sequence, and if JUDGED its estimate, by one of `cuts`.
+
+    Args:
+        cuts: [cuts, 2] int32, in place of `m` and `rest`; coefficients: [cuts, 3] fp64.
+    """
     sequence = tl.program_id(0)
+    line = tl.program_id(1) * tl.num_programs(0) + sequence
+    if JUDGED:
+        m = tl.load(cuts + tl.program_id(1) * 2)
+        rest = tl.load(cuts + tl.program_id(1) * 2 + 1)
     length = tl.load(lengths + sequence).to(tl.int32)
-    unsorted += sequence * budget
+    unsorted += line * longest
     entry = tl.arange(0, LIST)
     slot = tl.arange(0, BLOCK)
     there = slot < COUNT
@@ -134,9 +159,47 @@ def _choose(
         other = begin + tl.arange(0, TILE)
         theirs = tl.load(unsorted + other, mask=other < count, other=0x7FFFFFFF)
         rank += tl.sum((theirs[:, None] < mine[None, :]).to(tl.int32), 0)
-    kept += sequence * budget
+    kept += line * longest
     tl.store(kept + rank, mine.to(tl.int64), mask=entry < count)
-    tl.store(kept + entry, tl.full([LIST], -1, tl.int64), mask=(entry >= count) & (entry < budget))
+    tl.store(kept + entry, tl.full([LIST], -1, tl.int64), mask=(entry >= count) & (entry < longest))
+    if JUDGED:
+        of = coefficients + tl.program_id(1) * 3
+        lookahead += sequence.to(tl.int64) * lookahead_stride
+        history += sequence.to(tl.int64) * history_stride
+        sums += sequence * 2 * CHUNKS
+        ahead = _share(lookahead, mine, entry < count, sums, CHUNKS, PARTS)
+        back = _share(history, mine, entry < count, sums + CHUNKS, CHUNKS, PARTS)
+        estimate = tl.load(of) + tl.load(of + 1) * back + tl.load(of + 2) * ahead
+        # What is not a number stays so.
+        estimate = tl.where(estimate < 0, 0.0, tl.where(estimate > CEILING, CEILING, estimate))
+        tl.store(estimates + line, tl.where(length <= sink + window + m + rest, CEILING, estimate))
+
+
+@triton.jit
+def _share(scores, positions, listed, sums, CHUNKS: tl.constexpr, PARTS: tl.constexpr):
+    """What of a prefix's scores, whose sums by chunk are given, lies on some positions."""
+    held = tl.sum(tl.load(scores + positions, mask=listed, other=0.0).to(tl.float64), 0)
+    part = tl.arange(0, PARTS)
+    whole = tl.sum(tl.load(sums + part, mask=part < CHUNKS, other=0.0), 0)
+    return held / tl.maximum(whole, 1.1754943508222875e-38)
+
+
+@triton.jit
+def _take(
+    lists, estimates, kept, estimate, target, batch, longest, cuts,
+    CUTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: of one sequence's lists the first whose estimate reaches the target, else the last."""
+    sequence = tl.program_id(0)
+    cut = tl.arange(0, CUTS)
+    each = tl.load(estimates + cut * batch + sequence, mask=cut < cuts, other=0.0)
+    reached = (each >= tl.load(target)) & (cut < cuts)
+    first = tl.min(tl.where(reached, cut, cuts - 1), 0)
+    tl.store(estimate + sequence, tl.load(estimates + first * batch + sequence))
+    mine = lists + (first * batch + sequence) * longest
+    for begin in range(0, longest, BLOCK):
+        entry = begin + tl.arange(0, BLOCK)
+        tl.store(kept + sequence * longest + entry, tl.load(mine + entry, mask=entry < longest), mask=entry < longest)
 
 
 def chunking(columns: int, most: int) -> tuple[int, int, int]:
@@ -167,21 +230,84 @@ def select(
     rest = budget - sink - window - m
     scores = lookahead if m else history
     assert scores is not None
-    batch, columns = scores.shape
-    lengths = lengths.contiguous()  # one that is expanded over rows would be read beyond its end
-    chunk, chunks, most = chunking(columns, m + rest)
     ahead, back = (scores if x is None else x for x in (lookahead, history))
-    found, found_bits = torch.empty(2, batch * 2 * chunks * most, dtype=torch.int32, device=scores.device)
-    unsorted = torch.empty(batch, budget, dtype=torch.int32, device=scores.device)
-    kept = torch.empty(batch, budget, dtype=torch.int64, device=scores.device)
+    kept, _ = _launch(ahead, back, lengths, [(m, rest)], budget, sink, window, None)
+    return kept[0]
+
+
+def judge(
+    lookahead: Tensor,
+    history: Tensor,
+    lengths: Tensor,
+    cuts: tuple[Cut, ...],
+    *,
+    sink: int,
+    window: int,
+    target_arr: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Arguments and results as `dustin_runtime.judge.judge`; rows of scores are contiguous."""
+    sizes = [(cut.m, cut.budget - sink - window - cut.m) for cut in cuts]
+    longest, table = cuts[-1].budget, _table(cuts, tuple(sizes), target_arr, lookahead.device)
+    lists, estimates = _launch(lookahead, history, lengths, sizes, longest, sink, window, table)
+    if len(cuts) == 1:
+        return lists[0], estimates[0]
+    kept, estimate = torch.empty_like(lists[0]), torch.empty_like(estimates[0])
+    _take[(len(kept),)](
+        lists, estimates, kept, estimate, table[2], len(kept), longest, len(cuts),
+        CUTS=next_power_of_2(len(cuts)), BLOCK=512, num_warps=4,
+    )  # fmt: skip
+    return kept, estimate
+
+
+@functools.lru_cache(maxsize=64)
+def _table(
+    cuts: tuple[Cut, ...], sizes: tuple[tuple[int, int], ...], target_arr: float, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `_choose` and `_take` know of cuts, on the device. Made once: a captured graph keeps the addresses."""
+    return (
+        torch.tensor(sizes, dtype=torch.int32, device=device),
+        torch.tensor([cut.by for cut in cuts], dtype=torch.float64, device=device),
+        torch.tensor([target_arr], dtype=torch.float64, device=device),
+    )
+
+
+def _launch(
+    lookahead: Tensor,
+    history: Tensor,
+    lengths: Tensor,
+    sizes: list[tuple[int, int]],
+    longest: int,
+    sink: int,
+    window: int,
+    table: tuple[Tensor, Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Lists of all sizes, [sizes, batch, longest], and their estimates [sizes, batch] if there is a table.
+
+    Args:
+        sizes: what lookahead and history choose; one, without a table.
+    """
+    batch, columns = lookahead.shape
+    device = lookahead.device
+    lengths = lengths.contiguous()  # one that is expanded over rows would be read beyond its end
+    m, others = max(m for m, _ in sizes), max(m + rest if rest else 0 for m, rest in sizes)
+    chunk, chunks, most = chunking(columns, max(m + rest for m, rest in sizes))
+    found, found_bits = torch.empty(2, batch * 2 * chunks * most, dtype=torch.int32, device=device)
+    unsorted = torch.empty(len(sizes), batch, longest, dtype=torch.int32, device=device)
+    kept = torch.empty(len(sizes), batch, longest, dtype=torch.int64, device=device)
+    judged = len(sizes) if table else 0
+    sums = torch.empty(batch, 2 * chunks if table else 0, dtype=torch.float64, device=device)
+    estimates = torch.empty(judged, batch, dtype=torch.float64, device=device)
     _candidates[(chunks, 2, batch)](
-        ahead, back, lengths, found, found_bits, ahead.stride(0), back.stride(0), columns, sink, window, m, rest,
-        CHUNK=chunk, MOST=most, CHUNKS=chunks, num_warps=chunk // 512,
+        lookahead, history, lengths, found, found_bits, sums, lookahead.stride(0), history.stride(0), columns,
+        sink, window, m, others,
+        CHUNK=chunk, MOST=most, CHUNKS=chunks, JUDGED=table is not None, num_warps=chunk // 512,
     )  # fmt: skip
     count = chunks * most
-    _choose[(batch,)](
-        ahead, lengths, found, found_bits, unsorted, kept, ahead.stride(0), sink, window, m, rest, budget,
-        COUNT=count, BLOCK=next_power_of_2(count), LIST=next_power_of_2(budget), TILE=64,
-        HAS_LOOKAHEAD=m > 0, HAS_HISTORY=rest > 0, num_warps=32 if count > 8192 else 8,
+    _choose[(batch, len(sizes))](
+        lookahead, history, lengths, found, found_bits, unsorted, kept, lookahead.stride(0), history.stride(0),
+        sink, window, *sizes[0], longest, *(table[:2] if table else (lengths, lengths)), sums, estimates,
+        COUNT=count, BLOCK=next_power_of_2(count), LIST=next_power_of_2(longest), TILE=64,
+        HAS_LOOKAHEAD=m > 0, HAS_HISTORY=others > 0, JUDGED=table is not None, CEILING=MOST,
+        CHUNKS=chunks, PARTS=next_power_of_2(chunks), num_warps=8 if count <= 4096 else 16 if count <= 8192 else 32,
     )  # fmt: skip
-    return kept
+    return kept, estimates

@@ -7,7 +7,8 @@ from typing import NamedTuple, TypeGuard
 
 from dustin_runtime.config import AdaptiveBudget, DustinConfig, Estimate, Selection, changed
 from dustin_runtime.errors import ConfigError, UsageError
-from dustin_runtime.guard import Coefficients, Rule
+from dustin_runtime.guard import Rule
+from dustin_runtime.judge import Coefficients
 from dustin_runtime.policies.base import Policy, Signals
 from dustin_runtime.policies.compresskv import CompressKV
 from dustin_runtime.policies.dustin import Dustin, DustinD, DustinLook, DustinT

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from dustin_runtime.attention.sparse import SparseAttention
 from dustin_runtime.config import changed
-from dustin_runtime.guard import Rule, Scores, StepCount
+from dustin_runtime.guard import Rule, StepCount
+from dustin_runtime.judge import Cut, judge
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.split import Part
@@ -107,20 +107,16 @@ class Dustin(Policy):
         assert self.selection is not None
         if lookahead is None or history is None or not rule.estimates:
             return self._lists(lengths, lookahead, history), None
-        scores = Scores.of(history, lookahead, lengths)
-        if not rule.sizes:
-            kept = self._lists(lengths, lookahead, history)
-            return kept, rule.estimated(self.selection.budget, kept, scores, lengths)
-        lists, estimates = [], []
-        for size in rule.sizes:
-            part = type(self)(changed(self.selection, size, None), rule)
-            kept = part._lists(lengths, lookahead, history)
-            estimates.append(rule.estimated(size, kept, scores, lengths))
-            lists.append(torch.nn.functional.pad(kept, (0, rule.sizes[-1] - size), value=-1))
-        estimated = torch.stack(estimates)
-        chosen = rule.smallest(estimated)
-        row = torch.arange(len(chosen), device=chosen.device)
-        return torch.cat(lists)[chosen, row].unsqueeze(0), estimated[chosen, row]
+        cuts = [self._cut(size, rule) for size in rule.sizes or (self.selection.budget,)]
+        protected = {"sink": self.selection.sink, "window": self.selection.window}
+        kept, estimate = judge(lookahead, history, lengths, cuts, target_arr=rule.target_arr, **protected)
+        return kept[None, :, None], estimate
+
+    def _cut(self, size: int, rule: Rule) -> Cut:
+        """Lists of so many tokens."""
+        assert self.selection is not None
+        budget, _, _, m = type(self)(changed(self.selection, size, None))._settings
+        return Cut(budget, m, dict(rule.estimate)[size])
 
     def _lists(self, lengths: Tensor, lookahead: Tensor | None, history: Tensor | None) -> Tensor:
         """What `select` returns, from scores."""

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from dustin_runtime.config import LayerHeads, Rest, Selection
 from dustin_runtime.engine import Draw, Engine
-from dustin_runtime.guard import Coefficients, Rule
+from dustin_runtime.guard import Rule
+from dustin_runtime.judge import Coefficients
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import load_decoder, load_headless, random_decoder, safetensors_in
