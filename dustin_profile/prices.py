@@ -72,18 +72,14 @@ def _timed(
     device: Device,
     element_bytes: int,
 ) -> list[StagePrice]:
-    """The steps that are timed for a search for throughput, each at its floor, and that search, over every budget.
-
-    Left out: noise for the caches, and on a GPU kernels compiled and graphs captured, which take longer than the steps.
-    """
-    from dustin_profile.latency.measure import GPU_STEPS, LEAST_REPEATS, LIMIT_S, REPEATS, WARM_UP, selection_for
+    """The steps that are timed for a search for throughput, each at its floor, and that search, over every budget."""
+    from dustin_profile.latency import measure
     from dustin_profile.latency.model import Range, steps_left_out, steps_to_fit
     from dustin_runtime.roofline import step_costs
 
     steps, rows, context = steps_to_time(settings, choice), settings.steps.batch, settings.data.context
     among, layers = Range(*steps), min(settings.search.draft_layers, draft.layers)
-    at_once = 2 if device.name == "this cpu" else GPU_STEPS  # on a CPU a reference beside each
-    seconds = 0.0
+    on_gpu, seconds = device.name != "this cpu", 0.0
     for step in (*steps_to_fit(among, layers), *steps_left_out(among, layers)):
         costs = step_costs(
             "dustin",
@@ -91,12 +87,16 @@ def _timed(
             draft,
             [context] * rows,
             depth=step.depth,
-            selection=selection_for(step, target, draft),
+            selection=measure.selection_for(step, target, draft),
             draft_budget=step.budget if step.windowed else None,
             element_bytes=element_bytes,
         )
         one = costs.milliseconds(device) / 1e3
-        seconds += WARM_UP * one + max(LEAST_REPEATS * at_once * one, min(REPEATS * at_once * one, LIMIT_S))
+        if on_gpu:
+            seconds += measure.GPU_PREPARING_S + measure.GPU_REPEATS * measure.GPU_STEPS * one
+        else:  # with a reference beside each
+            seconds += measure.WARM_UP * one
+            seconds += max(measure.LEAST_REPEATS * 2 * one, min(measure.REPEATS * 2 * one, measure.LIMIT_S))
     held = sum(
         weights_bytes(shape, element_bytes) + rows * shape.kv_bytes(context, element_bytes) for shape in (target, draft)
     )

@@ -28,8 +28,11 @@ REPEATS = 7
 LIMIT_S = 2.0
 """Seconds that the repeats of a step may take; `LEAST_REPEATS` are timed in any case."""
 LEAST_REPEATS = 5
-GPU_STEPS = 16
-"""Steps that are timed at once on a GPU, whose host is ahead of it; on a CPU each is timed alone."""
+GPU_STEPS, GPU_REPEATS = 8, 3
+"""Steps that are timed at once on a GPU, whose host is ahead of it, and how often: its times vary little. On a CPU each
+is timed alone."""
+GPU_PREPARING_S = 1.8
+"""What a step costs before it is timed, on an H200: noise for its caches, kernels compiled, a graph captured."""
 
 
 class Timed(NamedTuple):
@@ -143,7 +146,8 @@ def _repeats(one: _Running, beside: _Running | None) -> tuple[list[float], list[
     """Milliseconds of each repeat, and those of the reference next to it: 1 where there is none."""
     steps = GPU_STEPS if one.on_gpu else 1
     cost = one.first * steps + (beside.first if beside else 0.0)
-    repeats = max(LEAST_REPEATS, min(REPEATS, int(1e3 * LIMIT_S / cost)))
+    affordable = max(LEAST_REPEATS, min(REPEATS, int(1e3 * LIMIT_S / cost)))
+    repeats = GPU_REPEATS if one.on_gpu else affordable
     own, times = [], []
     for _ in range(repeats):
         times.append(beside.run(1) if beside else 1.0)

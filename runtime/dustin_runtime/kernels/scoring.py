@@ -18,12 +18,12 @@ from dustin_runtime.kernels.workspace import counters
 from dustin_runtime.scaled import Held, parts
 
 
-@triton.jit(do_not_specialize=["batch", "groups_count"])
+@triton.jit(do_not_specialize=["batch", "groups_count", "queries_count"])  # nor by the depth of a step
 def _logits(
     q, keys, key_scales, groups, members, position, logits, tops, totals, normalisers, counter,
     q_batch, q_query, q_entry, k_layer, k_batch, k_token, k_head, s_layer, s_batch,
-    batch, groups_count, entries, pitch, scale,
-    QUERIES: tl.constexpr, MEMBERS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
+    batch, groups_count, queries_count, entries, pitch, scale,
+    MEMBERS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
     SHARE: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Pieces of work, one after the other: one KV head of one layer of one sequence, a share of its keys, all rows that
@@ -42,8 +42,8 @@ def _logits(
         layer = tl.load(groups + group * 2)
         head = tl.load(groups + group * 2 + 1)
         entry = tl.load(members + group * MEMBERS + row % MEMBERS)
-        exists = (query < QUERIES) & (entry >= 0)
-        at_position = tl.load(position + sequence * QUERIES + query, mask=exists, other=-1)
+        exists = (query < queries_count) & (entry >= 0)
+        at_position = tl.load(position + sequence * queries_count + query, mask=exists, other=-1)
         length = tl.max(at_position, 0) + 1
         active = tl.cdiv(length, SHARE)
         if chunk < active:
@@ -53,7 +53,7 @@ def _logits(
             own_scale = scale
             if SCALED:
                 own_scale *= tl.load(key_scales + layer * s_layer + sequence * s_batch + head)
-            line = (sequence * entries + entry) * QUERIES + query  # this row's place in `logits` and `normalisers`
+            line = (sequence * entries + entry) * queries_count + query  # of `logits` and `normalisers`
             logits_row = logits + line.to(tl.int64)[:, None] * pitch
             begin = chunk * SHARE
             end = tl.minimum(begin + SHARE, length)
@@ -105,13 +105,13 @@ def _logits(
                 tl.store(counter + group_id, 0)
 
 
-@triton.jit
-def _sum_rows(logits, normalisers, position, out, lines, pitch, out_columns, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+@triton.jit(do_not_specialize=["queries_count"])
+def _sum_rows(logits, normalisers, position, out, lines, pitch, out_columns, queries_count, KEYS: tl.constexpr):
     """One program: KEYS positions of one sequence, summed over all rows."""
     sequence = tl.program_id(1)
     begin = tl.program_id(0) * KEYS
     key = begin + tl.arange(0, KEYS)
-    length = tl.load(position + sequence * QUERIES + QUERIES - 1) + 1
+    length = tl.load(position + sequence * queries_count + queries_count - 1) + 1
     total = tl.zeros([KEYS], tl.float32)
     first = (sequence * lines).to(tl.int64)
     if begin + KEYS <= length:  # without a mask, loads are wide
@@ -173,12 +173,12 @@ def attention_scores(
         q, keys, key_scales, groups, members, position, logits, tops, totals, normalisers,
         counters(q.device, batch * count, "scores"), *q.stride()[:3], *keys.stride()[:4],
         *((0, 0) if key_scales is None else key_scales.stride()[:2]),
-        batch, count, entries, pitch, head_size**-0.5 * math.log2(math.e),
-        QUERIES=queries, MEMBERS=most, ROWS=rows, D=head_size, KEYS=wide, SHARE=share, CHUNKS=chunks,
+        batch, count, queries, entries, pitch, head_size**-0.5 * math.log2(math.e),
+        MEMBERS=most, ROWS=rows, D=head_size, KEYS=wide, SHARE=share, CHUNKS=chunks,
         SLOTS=next_power_of_2(chunks), SCALED=key_scales is not None,
         num_warps=8 if rows > 16 else 4, num_stages=2 if rows > 64 or q.itemsize > 2 else 3,
     )  # fmt: skip
     _sum_rows[(ceil_div(columns, 512), batch)](
-        logits, normalisers, position, out, lines, pitch, columns, QUERIES=queries, KEYS=512, num_warps=4
+        logits, normalisers, position, out, lines, pitch, columns, queries, KEYS=512, num_warps=4
     )
     return out
