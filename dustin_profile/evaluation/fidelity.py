@@ -23,6 +23,7 @@ from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.policies import Policy
 from dustin_runtime.policies.base import Prompted, Verification
 from dustin_runtime.prefill import CHUNK, chunk_for, prefill
+from dustin_runtime.prompt_store import mark_of
 
 
 class Fidelity(NamedTuple):
@@ -99,7 +100,7 @@ def prepare(
         draft_cache,
         prompt,
         text,
-        Prompted(len(prompt), served_cache, tap.queries, summed.received),
+        Prompted(len(prompt), served_cache, tap.queries, summed.received, mark_of(prompt)),
         Prompted(len(prompt), draft_cache, draft_tap.queries),
         torch.cat(rows),
         text_queries,

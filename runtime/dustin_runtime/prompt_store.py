@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -33,6 +35,11 @@ class Processed(NamedTuple):
         return Processed(replace(held, cache=cache, queries=queries), self.hidden)
 
 
+def mark_of(prompt: Sequence[int]) -> int:
+    """`Prompted.mark` of a prompt's tokens."""
+    return zlib.crc32(array("q", prompt).tobytes())
+
+
 def process(
     model: Decoder, cache: KVCache, prompt: Sequence[int], *, layers: Iterable[int], last: int = 0, mass: bool = False
 ) -> Processed:
@@ -46,7 +53,7 @@ def process(
     summed = MassTap(dense_attention)
     tap = QueryTap(summed if mass else dense_attention, layers, last=max(last, 1))
     hidden = prefill(model, cache, prompt, attend=tap, chunk=chunk_for(model.device), tail=last)
-    return Processed(Prompted(len(prompt), cache, tap.queries, summed.received), hidden)
+    return Processed(Prompted(len(prompt), cache, tap.queries, summed.received, mark_of(prompt)), hidden)
 
 
 class PromptStore:

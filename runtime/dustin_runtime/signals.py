@@ -1,6 +1,6 @@
 """The scores of a step. On a GPU they are computed beside the drafting, which leaves most of the bandwidth unused.
 
-What a policy does before the drafting, and behind the target's last layer, goes the same way.
+What a policy does before the drafting goes the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dustin_runtime.models.decoder import Attention, Decoder
 from dustin_runtime.scaled import Held, shown
 
 if TYPE_CHECKING:
-    from dustin_runtime.policies.base import Memory, Verification
+    from dustin_runtime.policies.base import Memory
     from dustin_runtime.state import State
     from dustin_runtime.step import Stepper
 
@@ -68,22 +68,16 @@ class StepSignals:
                     self._history = self._history_scores(HISTORY_SHARE)
                 policy.begin(self, BESIDE_SHARE)
 
-    def end(self, verification: Verification) -> None:
-        """Behind the target's last layer: let the policy take what it needs, on the other stream."""
-        policy = self.stepper.policy
-        if self._beside is None:
-            policy.end(self, verification)
-        elif policy.works_beside:
-            self._fork()
-            with torch.cuda.stream(self._beside):
-                policy.end(self, verification)
+    def tap(self, attend: Attention, last: bool, until: int | None = None) -> QueryTap:
+        """An attention for a pass of the draft that saves the queries which are scored; `last` of the step.
 
-    def tap(self, attend: Attention, last: bool) -> QueryTap:
-        """An attention for a pass of the draft that saves the queries which are scored; `last` of the step."""
+        Args:
+            until: the layer with whose queries the pass ends.
+        """
         heads = self.stepper.lookahead_heads
         summed = not self.stepper.policy.lookahead_by_layer
         begin = self._begin_lookahead if last and summed and self._beside is not None else None
-        tap = QueryTap(attend, heads.layers if heads else (), begin)
+        tap = QueryTap(attend, heads.layers if heads else (), begin, until=until)
         self._passes.append(tap.queries)
         return tap
 

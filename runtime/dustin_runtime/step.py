@@ -152,9 +152,7 @@ class Stepper:
             hidden = self.target.forward(ids, state.lengths, state.target_cache, dense_attention, extent)
             full = self.target.own_logits(hidden)[..., : self.shared_vocab]
         hidden = self.target.forward(ids, state.lengths, state.target_cache, tap, extent)
-        signals.end(verify)
         own = self.target.own_logits(hidden)
-        signals.join()
         read = verify.tokens_read(state.lengths)
         tokens, finite = self.target.argmax_finite(own, self.shared_vocab)
         logits = (self.target.whole_logits(own) if self.sampled else own)[..., : self.shared_vocab]
@@ -194,9 +192,9 @@ class Stepper:
             ids = self._propose(self.draft, state, own, starts[turn + 1], turn, distributions)
             drafts.append(ids)
         if self.passes > self.depth:
-            tap = signals.tap(attends[self.depth], last=True)
-            extent = state.extent + self.passes
-            self.draft.forward(ids, starts[self.depth], state.draft_cache, tap, extent, until=self._last_scored)
+            until, extent = self._last_scored, state.extent + self.passes
+            tap = signals.tap(attends[self.depth], last=True, until=until)
+            self.draft.forward(ids, starts[self.depth], state.draft_cache, tap, extent, until=until)
         return signals.of_all_rows(torch.cat(drafts, dim=1), torch.cat(distributions, dim=1) if distributions else None)
 
     @property

@@ -1,4 +1,4 @@
-"""What a policy does beside the drafting and beside the logits comes at the places that need no wait on a GPU."""
+"""What a policy does beside the drafting comes at the place that needs no wait on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dustin_runtime.config import LayerHeads, Selection
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder
-from dustin_runtime.policies.base import Signals, Verification
+from dustin_runtime.policies.base import Signals
 from dustin_runtime.policies.dustin import Dustin
 from dustin_runtime.step import Stepper
 
@@ -30,8 +30,8 @@ SELECTION = Selection(
 )
 
 
-def test_a_policy_begins_before_the_drafting_and_ends_behind_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one needs no draft, the other is for the next step: of this one nothing waits for it."""
+def test_a_policy_begins_before_the_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no draft."""
     order: list[str] = []
 
     @dataclass(frozen=True)
@@ -45,10 +45,6 @@ def test_a_policy_begins_before_the_drafting_and_ends_behind_the_target(monkeypa
         def select(self, signals: Signals) -> Tensor:
             order.append("select")
             return super().select(signals)
-
-        def end(self, signals: Signals, verification: Verification) -> None:
-            assert verification.kept(0) is not None
-            order.append("end")
 
     def noted(name: str, of_target: str, of_draft: str) -> None:
         inner = getattr(Decoder, name)
@@ -67,5 +63,5 @@ def test_a_policy_begins_before_the_drafting_and_ends_behind_the_target(monkeypa
     monkeypatch.setattr("dustin_runtime.step.advance", lambda *_: order.append("advance") or torch.zeros(2, 7))
     stepper(state)
     assert [word for word in order if word] == [
-        *("begin", "draft", "draft", "draft", "select", "target", "end", "logits", "advance"),
+        *("begin", "draft", "draft", "draft", "select", "target", "logits", "advance"),
     ]  # fmt: skip

@@ -209,8 +209,8 @@ def test_a_prompt_fills_every_layer(target: Decoder, length: int) -> None:
     cache = target.cache(1, 200)
     tap = QueryTap(dense_attention, range(4), last=16)
     prefill(target, cache, [(7 * at) % VOCAB for at in range(length)], attend=tap, tail=16)
-    memory.admit(1, Prompted(length, cache, tap.queries), None)
-    assert memory.steps.tolist() == [0, length]
+    memory.admit(1, Prompted(length, cache, tap.queries, mark=1000), None)
+    assert memory.steps.tolist() == [0, 1000 % memory.period]
     mass = torch.zeros(length, dtype=torch.float64)
     last = range(max(length - 3, 0), length)
     rows: dict[tuple[int, int, int], Tensor] = {}

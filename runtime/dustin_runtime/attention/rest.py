@@ -36,6 +36,17 @@ class RestTokens(NamedTuple):
         return RestTokens(self.keys[layer], self.values[layer], self.bias[layer])
 
 
+def save_queries(held: Tensor, q: Tensor, start: Tensor) -> None:
+    """Put queries where their positions have their turns: the one of position p in slot `p % slots`.
+
+    Args:
+        held: [batch, slots, query_heads, head_size], as many slots as new tokens at least.
+        q: [batch, tokens, query_heads, head_size]; start: [batch] int64, position of the first.
+    """
+    order, row = torch.arange(q.shape[1], device=q.device), torch.arange(len(q), device=q.device)
+    held[row.unsqueeze(1), (start.unsqueeze(1) + order) % held.shape[1]] = q
+
+
 def update_rest(
     out: RestTokens,
     q: Tensor,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_reference
-from dustin_runtime.attention.rest import RestTokens
+from dustin_runtime.attention.rest import RestTokens, save_queries
 from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import usable
 from dustin_runtime.scaled import Held, at_slots
@@ -28,6 +28,7 @@ class SparseAttention:
             read it early.
         estimate: [batch] fp64, what the list was estimated to recover (`guard.Rule`), for those who evaluate it.
         rest: of all layers, what stands in for the tokens that are not listed; None for nothing.
+        saved: [layers, batch, slots, query_heads, head_size], where queries are put (`save_queries`); None for nowhere.
     """
 
     def __init__(
@@ -38,26 +39,31 @@ class SparseAttention:
         full: Tensor | None = None,
         estimate: Tensor | None = None,
         rest: RestTokens | None = None,
+        saved: Tensor | None = None,
     ) -> None:
         self.lists = kept
         self.ring = ring
         self.full = full
         self.estimate = estimate
         self.rest = rest
+        self.saved = saved
         self._kv_heads = 1
 
     def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         kept, rest = self.kept(layer), self.rest.of(layer) if self.rest else None
+        saved = None if self.saved is None else self.saved[layer]
         self._kv_heads = k.shape[2]
         if usable(q, heads_of=q.shape[3]):
             from dustin_runtime.kernels.sparse import sparse_attention
 
-            out = sparse_attention(q, k, v, start, kept, ring=self.ring, full=self.full, rest=rest)
+            out = sparse_attention(q, k, v, start, kept, ring=self.ring, full=self.full, rest=rest, saved=saved)
             if self.full is not None:
                 from dustin_runtime.kernels.dense import dense_rows
 
                 dense_rows(q, k, v, start, self.full, out)
             return out
+        if saved is not None:
+            save_queries(saved, q, start)
         if self.full is not None:
             return mixed_reference(q, k, v, start, kept, self.full, rest)
         return sparse_reference(q, k, v, start, kept, self.ring, rest)

@@ -19,6 +19,8 @@ class QueryTap:
         layers: whose queries are kept. Choosing heads is left for later (`ScoredHeads.gather`): nothing is copied here.
         saved: called with a layer once its queries are kept.
         last: copy the queries of so many last tokens, rather than keep those of all.
+        until: a layer that is asked for its queries alone: its attention is not computed, and what is returned in its
+            place means nothing (`Decoder.forward` ends there).
 
     Attributes:
         queries: by layer, [batch, tokens, query_heads, head_size] of the last forward pass, after RoPE.
@@ -30,8 +32,10 @@ class QueryTap:
         layers: Iterable[int],
         saved: Callable[[int], None] | None = None,
         last: int | None = None,
+        until: int | None = None,
     ) -> None:
         self.inner = inner
+        self.until = until
         self.saved = saved
         self.last = last
         self.layers = frozenset(layers)
@@ -42,6 +46,8 @@ class QueryTap:
             self.queries[layer] = q if self.last is None else q[:, -self.last :].clone()
             if self.saved:
                 self.saved(layer)
+        if layer == self.until:
+            return q
         return self.inner(layer, q, k, v, start)
 
 

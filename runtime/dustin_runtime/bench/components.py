@@ -60,8 +60,8 @@ class _Recorded(StepSignals):
         super().__init__(stepper, state)
         self._taps: list[Mapping[int, Tensor]] = []
 
-    def tap(self, attend: Attention, last: bool) -> QueryTap:
-        tap = super().tap(attend, last)
+    def tap(self, attend: Attention, last: bool, until: int | None = None) -> QueryTap:
+        tap = super().tap(attend, last, until)
         self._taps.append(tap.queries)
         return tap
 
@@ -120,13 +120,8 @@ def components(stepper: Stepper, state: State, repeats: int) -> dict[str, float]
             attend(layer, q, *cache.layer(layer, extent), state.lengths)
 
     timed("verify_attention", attention)
-    if policy.works_beside and chosen:
-
-        def beside() -> None:
-            policy.begin(fixed, None)
-            policy.end(fixed, chosen)
-
-        timed("lists", beside)
+    if policy.works_beside:
+        timed("lists", lambda: policy.begin(fixed, None))
     timed("linears", _linears(stepper.target, state.rows * tokens))
     if stepper.target.split:
         timed(ALL_REDUCE, _sums(stepper.target, state.rows, tokens))

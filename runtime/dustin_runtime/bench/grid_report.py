@@ -132,7 +132,7 @@ def markdown(found: dict[str, Any]) -> str:
         "scores are computed while the draft runs.",
     ]
     if "lists" in shown:
-        lines += ["`lists` is what a method does for its lists beside the drafting, and beside the logits."]
+        lines += ["`lists` is what a method does for its lists beside the drafting."]
     if ranks > 1:
         rate, latency = roof["link_bytes_per_s"] / 1e9, 1e6 * roof["all_reduce_latency_s"]
         lines += [

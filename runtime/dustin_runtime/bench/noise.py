@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterator
 
 import torch
@@ -88,7 +89,7 @@ def _prompted(model: Decoder, policy: Policy, cache: KVCache, context: int, what
         for place, head in enumerate(model.query_heads):
             queries[layer][:, :, place].normal_(generator=_random(device, f"{what} queries {layer}", head))
     mass = {layer: torch.rand(1, shape.kv_heads, context, device=device) for layer in range(shape.layers)}
-    return Prompted(context, cache, queries, mass)
+    return Prompted(context, cache, queries, mass, zlib.crc32(what.encode()))
 
 
 def fingerprint(model: Decoder) -> int:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dustin_runtime.kernels import ceil_div, dependent_launch, fence, next_power_of_2, processors, row_tile
-from dustin_runtime.kernels.online_softmax import attend_tile, finish, packed_queries
+from dustin_runtime.kernels.online_softmax import MOST_IN_A_TEAM, attend_tile, finish, packed_queries
 from dustin_runtime.kernels.workspace import counters
 from dustin_runtime.scaled import Held, parts
 
@@ -25,7 +25,7 @@ def _dense(
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     batch, tokens, scale, kv_heads, group, tiles, programs, least,
     ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, BATCH: tl.constexpr, SCALED: tl.constexpr,
-    GUARDED: tl.constexpr, PDL: tl.constexpr,
+    GUARDED: tl.constexpr, TEAMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one sequence, ROWS of its queries, one share of its keys.
 
@@ -101,8 +101,8 @@ def _dense(
         acc *= tl.load(v_scale + of_head)
     finish(
         acc, top, total, scale, out, place_out, there,
-        sequence * stride + place % stride, slot + place % stride, stride, split, active,
-        partials, tops, totals, counter, ROWS, D,
+        sequence * stride + place % stride, slot + place % stride, stride, split, active, batch * stride,
+        partials, tops, totals, counter, ROWS, D, TEAMS,
     )  # fmt: skip
 
 
@@ -166,11 +166,13 @@ def _launch(q: Tensor, k: Held, v: Held, start: Tensor, full: Tensor | None, out
     partials, tops, totals = scratch.split([slots * cut.rows * x for x in (head_size, 1, 1)])
     _dense[(slots,)](
         q, k, v, k_scale, v_scale, start, start if full is None else full, out, partials, tops, totals,
-        counters(q.device, groups),
+        counters(q.device, groups + slots),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         batch, tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, tiles, cut.programs, cut.least,
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, BATCH=next_power_of_2(batch),
         SCALED=k_scale is not None, GUARDED=full is not None,
+        TEAMS=cut.programs // (kv_heads * tiles) > MOST_IN_A_TEAM,
         num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
-    fence(q.device)
+    if full is None:  # of some rows there is less to read than the next kernel takes longer to be launched
+        fence(q.device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from dustin_runtime.attention.rest import RestTokens
 from dustin_runtime.cache import WHOLE, Ring
 from dustin_runtime.kernels import ceil_div, dependent_launch, next_power_of_2, processors, row_tile
-from dustin_runtime.kernels.online_softmax import attend_tile, finish, packed_queries
+from dustin_runtime.kernels.online_softmax import MOST_IN_A_TEAM, attend_tile, finish, packed_queries
 from dustin_runtime.kernels.workspace import counters
 from dustin_runtime.scaled import Held, parts
 
@@ -34,16 +34,20 @@ def _window_slots(place, first_kept, skipped, sink, ring):
     return _slots(tl.where(place < first_kept, place, place + skipped), sink, ring)
 
 
-@triton.jit(
-    do_not_specialize=["tokens", "kv_heads", "group", "splits", "share", "budget", "first_kept", "sink", "ring"]
-)  # one binary serves all
+_VARYING = [
+    "tokens", "kv_heads", "group", "splits", "share", "budget", "first_kept", "sink", "ring", "slots",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_VARYING)
 def _sparse(
-    q, k, v, k_scale, v_scale, start, kept, full, rest_keys, rest_values, rest_bias,
+    q, k, v, k_scale, v_scale, start, kept, full, rest_keys, rest_values, rest_bias, saved,
     out, partials, tops, totals, counter,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, kept_batch, kept_head,
-    tokens, scale, kv_heads, group, splits, share, budget, first_kept, sink, ring,
+    tokens, scale, kv_heads, group, splits, share, budget, first_kept, sink, ring, slots,
     ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, LIST: tl.constexpr, NEW: tl.constexpr,
-    WINDOW: tl.constexpr, SCALED: tl.constexpr, GUARDED: tl.constexpr, REST: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SCALED: tl.constexpr, GUARDED: tl.constexpr, REST: tl.constexpr,
+    SAVED: tl.constexpr, TEAMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one sequence, ROWS of its queries, a share of the list; the last has the new tokens,
     and each row's own token that stands in for the rest, if REST.
@@ -54,7 +58,8 @@ def _sparse(
 
     WINDOW: there is no list; the first `first_kept` and the last `budget - first_kept` positions are attended to.
     SCALED: as of `dense._dense`.
-    GUARDED: nothing is read or written of the sequences that `full` names.
+    GUARDED: nothing is attended to by the sequences that `full` names.
+    SAVED: queries are also put where their positions have their turns in `slots` of `saved`.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -88,14 +93,20 @@ def _sparse(
         values = tl.load(v + chosen[:, None] * v_token + column[None, :], mask=within[:, None], other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
+    queries, token, there, place_out = packed_queries(
+        q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS, D
+    )
+    if SAVED:  # noqa: SIM102 - as below
+        if split == 0:
+            of_slot = sequence.to(tl.int64) * slots + (first + token) % slots
+            of_head = head * group + (row_tile * ROWS + tl.arange(0, ROWS)) % group
+            place = (of_slot * (kv_heads * group) + of_head)[:, None] * D + column[None, :]
+            tl.store(saved + place, queries, mask=there)
     if GUARDED:  # noqa: SIM102 - it is known when the kernel is compiled
         # Not before the wait: once all programs have ended, the next kernel takes everything before it as done.
         if left_out:
             return
 
-    queries, token, there, place_out = packed_queries(
-        q, q_batch, q_token, q_head, sequence, head, row_tile, tokens, kv_heads, group, ROWS, D
-    )
     own_scale = scale  # of keys that are not scaled
     if SCALED:
         scale *= tl.load(k_scale + tl.program_id(2))
@@ -105,15 +116,6 @@ def _sparse(
     new_slot = _slots(first + new, sink, ring)
     new_keys = tl.load(k + new_slot[:, None] * k_token + column[None, :], mask=new_there, other=0.0)
     new_values = tl.load(v + new_slot[:, None] * v_token + column[None, :], mask=new_there, other=0.0)
-    if REST:  # loaded here, so that nothing waits for it behind the loop
-        row = row_tile * ROWS + tl.arange(0, ROWS)
-        of_rest = sequence * (kv_heads * group) + head * group + row % group
-        rest_place = of_rest[:, None] * D + column[None, :]
-        wanted = row < tl.where(has_new, tokens * group, 0)
-        rest_key = tl.load(rest_keys + rest_place, mask=wanted[:, None], other=0.0)
-        rest_value = tl.load(rest_values + rest_place, mask=wanted[:, None], other=0.0)
-        bias = tl.load(rest_bias + of_rest, mask=wanted, other=0.0)
-
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
@@ -145,6 +147,13 @@ def _sparse(
         seen = new[None, :] <= token[:, None]
         top, total, acc = attend_tile(queries, new_keys, new_values, seen, scale, top, total, acc, MASKED=True)
         if REST:
+            row = row_tile * ROWS + tl.arange(0, ROWS)
+            of_rest = sequence * (kv_heads * group) + head * group + row % group
+            rest_place = of_rest[:, None] * D + column[None, :]
+            wanted = row < tokens * group
+            rest_key = tl.load(rest_keys + rest_place, mask=wanted[:, None], other=0.0)
+            rest_value = tl.load(rest_values + rest_place, mask=wanted[:, None], other=0.0)
+            bias = tl.load(rest_bias + of_rest, mask=wanted, other=0.0)
             logit = tl.sum(queries.to(tl.float32) * rest_key.to(tl.float32), 1) * own_scale
             logit = (logit + bias * 1.4426950408889634) / scale  # as `attend_tile` has it
             higher = tl.maximum(top, logit)
@@ -162,7 +171,8 @@ def _sparse(
         acc *= tl.load(v_scale + tl.program_id(2))
     finish(
         acc, top, total, scale, out, place_out, there,
-        group_id, group_id * splits, 1, split, splits, partials, tops, totals, counter, ROWS, D,
+        group_id, group_id * splits, 1, split, splits, tl.num_programs(0) * tl.num_programs(2),
+        partials, tops, totals, counter, ROWS, D, TEAMS,
     )  # fmt: skip
 
 
@@ -209,15 +219,17 @@ def sparse_attention(
     ring: Ring = WHOLE,
     full: Tensor | None = None,
     rest: RestTokens | None = None,
+    saved: Tensor | None = None,
 ) -> Tensor:
     """Attend; shapes as in `attention.sparse.sparse_reference`.
 
     Args:
         full: [batch] bool, rows of the result that are left as they are, for `dense.dense_rows` to write; or None.
         rest: contiguous, or None.
+        saved: as of `attention.rest.save_queries`, which is done besides; contiguous, or None.
     """
     lists = kept.expand(len(q), k.shape[2], -1)  # one list for all heads has stride 0
-    return _launch(q, k, v, start, lists, lists.shape[2], None, cut, ring, full, rest)
+    return _launch(q, k, v, start, lists, lists.shape[2], None, cut, ring, full, rest, saved)
 
 
 def window_attention(
@@ -246,6 +258,7 @@ def _launch(
     ring: Ring,
     full: Tensor | None = None,
     rest: RestTokens | None = None,
+    saved: Tensor | None = None,
 ) -> Tensor:
     (k, k_scale), (v, v_scale) = parts(k), parts(v)
     batch, tokens, query_heads, head_size = q.shape
@@ -262,12 +275,15 @@ def _launch(
     share = ceil_div(ceil_div(budget, cut.splits), cut.keys) * cut.keys
     _sparse[(tiles, cut.splits, batch * kv_heads)](
         q, k, v, k_scale, v_scale, start, start if lists is None else lists,
-        start if full is None else full, *(rest or (q, q, q)), out, partials, tops, totals, counters(q.device, groups),
+        start if full is None else full, *(rest or (q, q, q)), q if saved is None else saved,
+        out, partials, tops, totals, counters(q.device, groups + slots),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *((0, 0) if lists is None else lists.stride()[:2]),
         tokens, head_size**-0.5 * math.log2(math.e), kv_heads, group, cut.splits, share, budget, first_kept or 0, *ring,
+        1 if saved is None else saved.shape[1],
         ROWS=cut.rows, D=head_size, KEYS=cut.keys, LIST=next_power_of_2(share), NEW=max(16, next_power_of_2(tokens)),
         WINDOW=lists is None, SCALED=k_scale is not None, GUARDED=full is not None,
-        REST=rest is not None, num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
+        REST=rest is not None, SAVED=saved is not None, TEAMS=cut.splits > MOST_IN_A_TEAM,
+        num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
     return out

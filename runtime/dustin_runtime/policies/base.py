@@ -53,12 +53,15 @@ class Prompted:
         queries: by layer, [1, tokens, query_heads, head_size]: of the prompt's last `Policy.prompt_queries` tokens.
         received: by layer of the target, [1, kv_heads, length] fp32, if `Policy.prompt_mass`: the attention that all
             queries of the prompt pay to each position, summed over the query heads of a KV head.
+        mark: a number of its tokens alone, by which work that comes in turns is begun at different steps in different
+            rows.
     """
 
     length: int
     cache: KVCache
     queries: Mapping[int, Tensor] = field(default_factory=dict)
     received: Mapping[int, Tensor] = field(default_factory=dict)
+    mark: int = 0
 
     def keys(self, layer: int) -> Tensor:
         """[1, length, kv_heads, head_size] keys of a layer, after RoPE; of an 8-bit cache a copy, once a prompt."""
@@ -149,7 +152,7 @@ class Policy(ABC):
     that a rank has, but on `history` and `lookahead` of `Signals` alone, or on what was summed over ranks, and be one
     list for all of them. What a head reads besides may be its own."""
     works_beside: ClassVar[bool] = False
-    """Whether `begin` and `end` have anything to do."""
+    """Whether `begin` has anything to do."""
     prompt_queries: ClassVar[int] = 0
     """Queries of a prompt's end, of all layers, that `Memory.admit` is given."""
     prompt_mass: ClassVar[bool] = False
@@ -210,9 +213,6 @@ class Policy(ABC):
         Args:
             share: of the GPU's processors that are used, roughly; None for all.
         """
-
-    def end(self, signals: Signals, verification: Verification) -> None:  # noqa: B027
-        """Take from the target's pass what later steps need; on a GPU beside the last product, the logits."""
 
     def verification(self, signals: Signals) -> Verification:
         """What the target attends with in this step."""

@@ -17,7 +17,7 @@ from dustin_runtime.kernels import next_power_of_2
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.parallel.split import Part
-from dustin_runtime.policies.base import Prompted, Signals, Verification
+from dustin_runtime.policies.base import Prompted, Signals
 from dustin_runtime.policies.dustin import Dustin
 from dustin_runtime.scaled import Held, shown
 from dustin_runtime.selection import eligible_positions, select
@@ -47,9 +47,10 @@ class RestMemory:
             there are as many more slots than `Rest.queries` as a step has drafts: a rejected draft's query lies behind
             the prefix, where it is not read, until the token that takes its position overwrites it, and no draft's slot
             is that of a query which the next step reads.
+        there: [rows] fp32, of how many query heads there is a token.
         listed: [rows, budget] int64, what the last step read, -1 padded.
-        steps: [rows] int64, by which turns are counted. A prompt begins it at its length, so that turns of rows of
-            different lengths do not fall on the same steps.
+        steps: [rows] int64, by which turns are counted. A prompt begins it at its mark, so that turns of different
+            prompts do not fall on the same steps: a step that reads a layer of all rows takes a sixth longer.
 
     Args:
         first: tokens that a prompt's tokens take as read: the least that a step may read.
@@ -64,10 +65,10 @@ class RestMemory:
         self.tokens = RestTokens(keys, values, torch.full(heads, float("-inf"), dtype=torch.float32, device=device))
         size = (shape.layers, rows, rest.queries + depth, shape.query_heads, shape.head_size)
         self.queries = torch.zeros(size, dtype=dtype, device=device)
+        self.there = torch.zeros(rows, dtype=torch.float32, device=device)
         self.listed = torch.full((rows, selection.budget), -1, dtype=torch.int64, device=device)
         self.steps = torch.arange(rows, device=device) * rest.period // rows
         self._row = torch.arange(rows, device=device).unsqueeze(1)
-        self._new = torch.arange(depth + 1, device=device)
         self._last = torch.arange(-rest.queries, 0, device=device)
         self._turn = torch.arange(most_turns(target.whole, shape, rest), device=device).unsqueeze(1)
 
@@ -94,7 +95,8 @@ class RestMemory:
             self._make(made, lengths.new_full((1, 1), layer), lengths, keys, values, unread, one, None)
         for part, new in zip(self.tokens, made, strict=True):
             part[:, one] = new
-        self.steps[row] = length
+        self._count()
+        self.steps[row] = target.mark % self.period
 
     def refresh(self, lengths: Tensor, keys: Held, values: Held, share: float | None) -> None:
         """Make the tokens of those anew whose turn it is.
@@ -106,7 +108,11 @@ class RestMemory:
         every = slice(None)
         unread = self._unread(lengths, keys.shape[2], every)
         self._make(self.tokens, self._whose_turn(), lengths, keys, values, unread, every, share)
+        self._count()
         self.steps.add_(1)
+
+    def _count(self) -> None:
+        self.there.copy_(self.tokens.bias.isfinite().sum(dim=(0, 2)))
 
     def _whose_turn(self) -> Tensor:
         """[turns, rows] int64: of the layers here, counted from the first, those whose turn it is; -1 for none."""
@@ -146,36 +152,20 @@ class RestMemory:
         q = self.queries[layer.clamp(min=0).unsqueeze(2), self._row[rows], position % self.queries.shape[2]]
         update_rest(out, q, keys, values, layer, position, unread, self.weight, share)
 
-    def keep(self, queries: list[Tensor], listed: Tensor, start: Tensor) -> None:
-        """Keep a step's queries, accepted or not, and what it read.
-
-        Args:
-            queries: by layer, [rows, depth + 1, query_heads, head_size]; start: [rows] int64, position of the first.
-            listed: [rows, budget] int64.
-        """
-        slot = (start.unsqueeze(1) + self._new) % self.queries.shape[2]
-        self.queries[:, self._row, slot] = torch.stack(queries)
-        self.listed.copy_(listed)
-
 
 class RestAttention(SparseAttention):
-    """Verification over a list and the rest that also holds all layers' queries; implements `policies.Verification`."""
+    """Verification over a list and the rest, which saves what its memory needs; implements `policies.Verification`."""
 
     def __init__(
         self, kept: Tensor, memory: RestMemory, *, full: Tensor | None = None, estimate: Tensor | None = None
     ) -> None:
-        super().__init__(kept, full=full, estimate=estimate, rest=memory.tokens)
-        self.target = memory.target
-        self.queries: dict[int, Tensor] = {}
-
-    def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
-        self.queries[layer] = q
-        return super().__call__(layer, q, k, v, start)
+        super().__init__(kept, full=full, estimate=estimate, rest=memory.tokens, saved=memory.queries)
+        self.memory = memory
 
     def rest_read(self, rest: RestTokens) -> Tensor:
         """Of all layers and heads, those of other ranks too."""
-        there = rest.bias.isfinite().sum(dim=(0, 2), dtype=torch.float32)
-        return self.target.summed(there) / (self.target.whole.layers * self.target.whole.kv_heads)
+        target = self.memory.target
+        return target.summed(self.memory.there / (target.whole.layers * target.whole.kv_heads))
 
 
 @dataclass(frozen=True)
@@ -206,7 +196,6 @@ class DustinRest(Dustin):
         rest, shape = rest_of(self.selection), target.shape
         width = shape.query_heads * shape.head_size * element_bytes
         tokens = shape.layers * (rows + 1) * (2 * width + 4 * shape.query_heads)
-        step = 2 * shape.layers * rows * (depth + 1) * width  # until they are kept, and stacked
         queries = shape.layers * (rows * (rest.queries + depth) + MOST_REST_QUERIES) * width
         turns = rows * most_turns(target.whole, shape, rest)
         tile = max(16, next_power_of_2(shape.group * rest.queries))
@@ -215,21 +204,18 @@ class DustinRest(Dustin):
         sums = 4 * pieces * tile * 2 * (shape.head_size + 1) + turns * rest.queries * width
         rows_of = rows_bytes(shape, rest.queries, capacity) * (turns if element_bytes > 2 else 0)
         known = super().memory_bytes(target, draft, depth, rows, capacity, element_bytes)
-        return known + tokens + step + queries + sums + rows_of + rows * (8 * self.selection.budget + 4 * capacity)
+        return known + tokens + queries + sums + rows_of + rows * (8 * self.selection.budget + 4 * capacity)
 
     def begin(self, signals: Signals, share: float | None) -> None:
         memory = self._memory(signals)
         memory.refresh(signals.lengths, signals.prefix_keys(), signals.prefix_values(), share)
 
-    def end(self, signals: Signals, verification: Verification) -> None:
-        assert isinstance(verification, RestAttention)
-        listed = verification.lists[0, :, 0]
-        self._memory(signals).keep(list(verification.queries.values()), listed, signals.lengths)
-
     def _attention(
         self, signals: Signals, kept: Tensor, full: Tensor | None = None, estimate: Tensor | None = None
     ) -> SparseAttention:
-        return RestAttention(kept, self._memory(signals), full=full, estimate=estimate)
+        memory = self._memory(signals)
+        memory.listed.copy_(kept[0, :, 0])
+        return RestAttention(kept, memory, full=full, estimate=estimate)
 
     def _due(self, signals: Signals, rule: Rule) -> Tensor:
         return rule.due(self._memory(signals).steps - 1)  # `begin` has counted this one

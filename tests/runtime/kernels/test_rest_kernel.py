@@ -6,7 +6,7 @@ import cases
 import pytest
 import torch
 
-from dustin_runtime.attention.rest import RestTokens, update_rest_reference
+from dustin_runtime.attention.rest import RestTokens, save_queries, update_rest_reference
 from dustin_runtime.attention.sparse import sparse_reference
 from dustin_runtime.scaled import Held, Scaled, narrowed, plain
 
@@ -141,9 +141,17 @@ def test_attention_to_a_list_and_the_rest(
     exact = [plain(x, torch.float64).double() for x in held]
     want = sparse_reference(q.double(), *exact, start, kept, rest=RestTokens(*(x.double() for x in rest)))
     base = tiling(len(k), cases.KV_HEADS, tokens * group, size, q.itemsize, 40, 132)
-    for splits in (1, 3):
-        found = sparse_attention(q, *held, start, kept, base._replace(splits=splits), rest=rest)
-        assert cases.error(found, want) < cases.tolerance(dtype)
+    saved = torch.full((len(k), tokens + 2, *q.shape[2:]), 7.0, dtype=dtype, device=q.device)
+    full = torch.arange(len(k), device=q.device) == 1
+    for splits, rows in ((1, None), (3, None), (3, full)):
+        kept_queries = saved.clone()
+        found = sparse_attention(
+            q, *held, start, kept, base._replace(splits=splits), full=rows, rest=rest, saved=kept_queries
+        )
+        attended = torch.ones_like(full) if rows is None else ~rows
+        assert cases.error(found[attended], want[attended]) < cases.tolerance(dtype)
+        save_queries(expected := saved.clone(), q, start)
+        assert torch.equal(kept_queries, expected)  # of rows that another kernel attends for, too
     nothing = rest._replace(bias=torch.full_like(bias, float("-inf")))
     found = sparse_attention(q, *held, start, kept, base, rest=nothing)
     assert cases.error(found, sparse_attention(q, *held, start, kept, base).double()) < cases.tolerance(dtype)
