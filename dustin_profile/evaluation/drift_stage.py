@@ -18,9 +18,10 @@ from dustin_profile.progress import progress
 from dustin_profile.provenance import versions
 from dustin_profile.rundir import open_stage
 from dustin_profile.statistics import interval
-from dustin_runtime.engine import Draw, Engine, Generation
+from dustin_runtime.engine import Engine
 from dustin_runtime.errors import InterruptedRunError, MissingError, UsageError
 from dustin_runtime.files import clear_temporaries, write_json, write_text
+from dustin_runtime.generation import Draw, Generation
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.prompt_store import PromptStore
 

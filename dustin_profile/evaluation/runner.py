@@ -17,9 +17,10 @@ from dustin_profile.progress import progress, say
 from dustin_profile.provenance import device_kind
 from dustin_profile.rundir import keep_inputs
 from dustin_runtime.config import DustinConfig, changed
-from dustin_runtime.engine import Engine, Generation
+from dustin_runtime.engine import Engine
 from dustin_runtime.errors import ConflictError, InterruptedRunError, NothingMeasuredError
 from dustin_runtime.files import clear_temporaries, digest
+from dustin_runtime.generation import Generation
 from dustin_runtime.models.shape import check_context
 from dustin_runtime.policies import POLICIES, draft_window, make_policy
 from dustin_runtime.prompt_store import PromptStore

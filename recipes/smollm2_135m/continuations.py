@@ -18,9 +18,10 @@ import numpy as np
 
 from dustin_profile.progress import progress, say
 from dustin_profile.rundir import open_stage
-from dustin_runtime.engine import Draw, Engine
+from dustin_runtime.engine import Engine
 from dustin_runtime.errors import MissingError, UsageError
 from dustin_runtime.files import atomic_path, digest
+from dustin_runtime.generation import Draw
 from dustin_runtime.loading import open_pair, pick_device, pick_dtype
 from dustin_runtime.policies import make_policy
 from dustin_runtime.step import Stepper

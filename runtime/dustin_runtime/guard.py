@@ -23,7 +23,7 @@ class Rule:
 
     Attributes:
         threshold: estimates below it are; 0 for none.
-        every: the `every`-th step of each row is, and all its multiples; 0 for none.
+        every: of each row every so many-th step is; 0 for none.
         sizes: ascending budgets to choose from by `target_arr`; empty for the selection's own.
         estimate: by budget, for the selection's own and each of `sizes`; empty if nothing is estimated.
     """
@@ -65,7 +65,7 @@ class Rule:
         return low | due
 
     def due(self, steps: Tensor) -> Tensor:
-        """[batch] bool, by how many steps of a row have been done before this one, [batch] int64."""
+        """[batch] bool, by how many steps of a row have been done before this one, [batch] int64, counted from any."""
         return steps % self.every == self.every - 1
 
 

@@ -50,7 +50,7 @@ def judge(
 
     Args:
         lookahead, history: [batch, positions] fp32, not negative.
-        lengths: [batch] int64, tokens in each prefix.
+        lengths: [batch] int64, tokens in each prefix, `positions` at most.
         cuts: of valid sizes, ascending.
         target_arr: if no cut reaches it, the last is taken.
 
@@ -59,9 +59,10 @@ def judge(
         estimate: [batch] fp64 in [0, `MOST`], the estimated ARR of these lists; NaN where scores are.
     """
     if usable(lookahead):
-        from dustin_runtime.kernels import selection as kernels
+        from dustin_runtime.kernels import judge as kernels
+        from dustin_runtime.kernels.selection import fits
 
-        if kernels.fits(lookahead.shape[1], cuts[-1].budget, sink, window):
+        if fits(lookahead.shape[1], cuts[-1].budget, sink, window):
             return kernels.judge(
                 lookahead, history, lengths, tuple(cuts), sink=sink, window=window, target_arr=target_arr
             )

@@ -36,7 +36,7 @@ class Processed(NamedTuple):
 
 
 def mark_of(prompt: Sequence[int]) -> int:
-    """`Prompted.mark` of a prompt's tokens."""
+    """`Prompted.mark` of a prompt that is continued with seed 0."""
     return zlib.crc32(array("q", prompt).tobytes())
 
 

@@ -10,7 +10,8 @@ from dustin_profile.evaluation.drift import FullVerification, StepLogits
 from dustin_profile.evaluation.repetition import repeated
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.engine import Draw, Engine
+from dustin_runtime.engine import Engine
+from dustin_runtime.generation import Draw
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder

@@ -11,7 +11,8 @@ import torch
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.audit import Audit, Audits, divergence, summary
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.engine import Draw, Engine, Generation
+from dustin_runtime.engine import Engine
+from dustin_runtime.generation import Draw, Generation
 from dustin_runtime.guard import Rule
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention
 from dustin_runtime.attention.scoring import attention_rows
@@ -225,10 +227,17 @@ def test_a_pass_that_ends_early_leaves_later_layers_alone() -> None:
     model = random_decoder(shape, torch.float64, "cpu")
     whole, cut = (model.cache(1, 8) for _ in range(2))
     ids, start = torch.tensor([[3, 1, 2]]), torch.zeros(1, dtype=torch.long)
-    taps = [QueryTap(dense_attention, range(shape.layers)) for _ in range(2)]
+    attended: list[int] = []
+
+    def attend(layer: int, *given: Any) -> Tensor:
+        attended.append(layer)
+        return dense_attention(layer, *given)
+
+    taps = [QueryTap(dense_attention, range(shape.layers)), QueryTap(attend, range(shape.layers), until=1)]
     model.forward(ids, start, whole, taps[0], 3)
-    model.forward(ids, start, cut, taps[1], 3, until=0)
-    assert list(taps[1].queries) == [0]
-    assert torch.equal(taps[1].queries[0], taps[0].queries[0])
-    assert torch.equal(cut.keys[0, :, :3], whole.keys[0, :, :3])
-    assert not cut.keys[1:].any()
+    model.forward(ids, start, cut, taps[1], 3, until=1)
+    assert attended == [0]  # nobody reads what the last one would attend to
+    assert list(taps[1].queries) == [0, 1]
+    assert all(torch.equal(taps[1].queries[layer], taps[0].queries[layer]) for layer in (0, 1))
+    assert torch.equal(cut.keys[:2, :, :3], whole.keys[:2, :, :3])
+    assert not cut.keys[2:].any()

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from dustin_runtime.attention.dense import dense_attention, dense_reference
 from dustin_runtime.attention.rest import RestTokens, update_rest
-from dustin_runtime.attention.sparse import SparseAttention, sparse_reference
+from dustin_runtime.attention.sparse import sparse_reference
 from dustin_runtime.attention.tap import QueryTap
 from dustin_runtime.config import LayerHeads, Rest, Selection
 from dustin_runtime.engine import Engine
+from dustin_runtime.generation import Draw
 from dustin_runtime.guard import Rule
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
@@ -26,6 +27,8 @@ from dustin_runtime.policies import make_policy
 from dustin_runtime.policies.base import Prompted
 from dustin_runtime.policies.dustin_rest import RestMemory
 from dustin_runtime.prefill import prefill
+from dustin_runtime.prompt_store import mark_of
+from dustin_runtime.state import StepResult
 from dustin_runtime.step import Stepper
 
 SHAPE = ModelShape(
@@ -137,17 +140,6 @@ def test_where_nothing_is_unread_there_is_no_token() -> None:
     torch.testing.assert_close(
         sparse_reference(q[:, 1:], k, v, start, kept[..., :19], rest=rest), dense_reference(q[:, 1:], k, v, start)
     )
-    attend = SparseAttention(kept[None], rest=RestTokens(*(part[None] for part in rest)))
-    assert attend.tokens_read(start).tolist() == [20]
-
-
-def test_tokens_read_counts_one_for_each_query_head() -> None:
-    kept, start = torch.arange(20).view(1, 1, 1, 20), torch.tensor([40])
-    bias = torch.zeros(4, 1, 6)
-    bias[3] = float("-inf")
-    attend = SparseAttention(kept, rest=RestTokens(random(4, 1, 6, 8), random(4, 1, 6, 8), bias))
-    attend(0, random(1, 2, 6, 8), random(1, 50, 2, 8), random(1, 50, 2, 8), start)
-    assert attend.tokens_read(start).tolist() == [20 + 3 * 3 / 4]
 
 
 # --- the turns
@@ -287,6 +279,40 @@ def test_a_prefix_that_the_budget_covers_is_verified_exactly(target: Decoder) ->
 def test_the_text_of_a_row_does_not_depend_on_the_others(target: Decoder) -> None:
     served = [engine(target, target, 20, Rest(queries=2, period=3), rows=rows) for rows in (1, 4)]
     assert texts(served[0], PROMPTS) == texts(served[1], PROMPTS)
+
+
+def test_tokens_read_counts_one_for_each_query_head(target: Decoder) -> None:
+    """As soon as there is one: a prompt shorter than its list has none, until its text outgrows that."""
+    served = engine(target, target, 20, Rest(queries=2, period=4), rows=1)
+    read: list[tuple[int, float]] = []
+
+    def note(result: StepResult, _: object) -> None:
+        state = served._state
+        assert state is not None and isinstance(state.memory, RestMemory)
+        count, found = result.packed[0, 4:6].tolist()
+        length = int(state.lengths[0]) - int(count)  # before the step
+        heads = int(state.memory.tokens.bias[:, 0].isfinite().sum())
+        assert found == min(length, 20) + heads / (4 * 2)
+        read.append((length, found))
+
+    served.generate([PROMPTS[3]], 60, on_step=note)
+    assert read[0] == (8, 8)
+    assert read[-1][1] == 20 + 6 / 2  # a KV head reads those of its three query heads
+
+
+def test_prompts_have_their_turns_at_steps_of_their_own(target: Decoder) -> None:
+    """By their tokens and by the seed they are continued with."""
+    period = 16
+    served = engine(target, target, 20, Rest(queries=2, period=period), rows=4)
+    begun: list[list[int]] = []
+    prompts = [PROMPTS[0], [*PROMPTS[0][:-1], 36], PROMPTS[0]]
+    for seeds in ((0, 0, 0), (0, 0, 5)):
+        state = served.fill(prompts, 120, [Draw(seed=seed) for seed in seeds])
+        assert isinstance(state.memory, RestMemory)
+        begun.append(state.memory.steps[:3].tolist())
+    marks = [mark_of(prompt) for prompt in prompts]
+    assert begun[0] == [mark % period for mark in marks] and begun[0][0] == begun[0][2] != begun[0][1]
+    assert begun[1] == [*begun[0][:2], (marks[2] ^ 5) % period] and begun[1][2] != begun[1][0]
 
 
 def test_kept_queries_are_those_of_accepted_tokens(target: Decoder) -> None:

@@ -9,8 +9,9 @@ from dustin_runtime.acceptance import rate_for
 from dustin_runtime.attention.dense import FullAttention
 from dustin_runtime.attention.scoring import ScoredHeads
 from dustin_runtime.config import LayerHeads, Selection
-from dustin_runtime.engine import Draw, Engine, Generation
+from dustin_runtime.engine import Engine
 from dustin_runtime.errors import CapacityError, NothingMeasuredError, UsageError
+from dustin_runtime.generation import Draw, Generation
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.models.weights import random_decoder

@@ -10,8 +10,9 @@ import torch
 
 from dustin_runtime.audit import Audits, summary
 from dustin_runtime.config import LayerHeads, Rest, Selection
-from dustin_runtime.engine import Draw, Engine
+from dustin_runtime.engine import Engine
 from dustin_runtime.errors import NothingMeasuredError
+from dustin_runtime.generation import Draw
 from dustin_runtime.guard import Rule
 from dustin_runtime.judge import Coefficients
 from dustin_runtime.models.decoder import Decoder

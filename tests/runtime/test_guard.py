@@ -26,8 +26,9 @@ from dustin_runtime.config import (
     load_config,
     save_config,
 )
-from dustin_runtime.engine import Engine, Generation
+from dustin_runtime.engine import Engine
 from dustin_runtime.errors import ConfigError, ConfigWarning, UsageError
+from dustin_runtime.generation import Generation
 from dustin_runtime.guard import Rule
 from dustin_runtime.judge import MOST, Coefficients, Cut, judge_reference, on_prefix, share_on, smallest
 from dustin_runtime.misfits import warn_of_config

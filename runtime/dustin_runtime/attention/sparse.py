@@ -26,8 +26,9 @@ class SparseAttention:
         ring: in which slots of the cache positions lie.
         full: [batch] bool, rows that read everything instead of their list; None for none. Like `kept`, the kernel may
             read it early.
-        estimate: [batch] fp64, what the list was estimated to recover (`guard.Rule`), for those who evaluate it.
+        estimate: [batch] fp64, what the list was estimated to recover (`judge.judge`), for those who evaluate it.
         rest: of all layers, what stands in for the tokens that are not listed; None for nothing.
+        rest_read: [batch] fp32, how many of these a KV head reads, mean over layers and heads.
         saved: [layers, batch, slots, query_heads, head_size], where queries are put (`save_queries`); None for nowhere.
     """
 
@@ -39,6 +40,7 @@ class SparseAttention:
         full: Tensor | None = None,
         estimate: Tensor | None = None,
         rest: RestTokens | None = None,
+        rest_read: Tensor | None = None,
         saved: Tensor | None = None,
     ) -> None:
         self.lists = kept
@@ -46,13 +48,12 @@ class SparseAttention:
         self.full = full
         self.estimate = estimate
         self.rest = rest
+        self.rest_read = rest_read
         self.saved = saved
-        self._kv_heads = 1
 
     def __call__(self, layer: int, q: Tensor, k: Held, v: Held, start: Tensor) -> Tensor:
         kept, rest = self.kept(layer), self.rest.of(layer) if self.rest else None
         saved = None if self.saved is None else self.saved[layer]
-        self._kv_heads = k.shape[2]
         if usable(q, heads_of=q.shape[3]):
             from dustin_runtime.kernels.sparse import sparse_attention
 
@@ -73,14 +74,9 @@ class SparseAttention:
         read = (self.lists >= 0).sum(dim=(0, 2, 3), dtype=torch.float32)
         lists = self.lists.shape[0] * self.lists.shape[2]
         read = read / lists if lists > 1 else read
-        if self.rest:
-            read = read + self.rest_read(self.rest)
+        if self.rest_read is not None:
+            read = read + self.rest_read
         return read if self.full is None else torch.where(self.full, lengths.float(), read)
-
-    def rest_read(self, rest: RestTokens) -> Tensor:
-        """[batch] fp32, tokens of the rest that each KV head read, mean over layers and heads."""
-        there = rest.bias.isfinite().sum(dim=(0, 2), dtype=torch.float32)
-        return there / (len(rest.bias) * self._kv_heads)
 
     def kept(self, layer: int) -> Tensor:
         """[batch, kv_heads or 1, k]; of rows that are `full`, what they would have read."""

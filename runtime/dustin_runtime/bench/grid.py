@@ -16,7 +16,8 @@ from dustin_runtime.bench.document import roofline_device
 from dustin_runtime.bench.noise import fill
 from dustin_runtime.bench.together import Together
 from dustin_runtime.config import DustinConfig, Selection
-from dustin_runtime.engine import Draw, Engine, capacity_beyond, to_host
+from dustin_runtime.engine import Engine
+from dustin_runtime.generation import Draw, capacity_beyond
 from dustin_runtime.links import LINKS, step_sums_ms
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
@@ -25,6 +26,7 @@ from dustin_runtime.parallel.sums import SizeClass
 from dustin_runtime.policies import POLICIES, Asked, Policy, guarded, judged, make_policy, rule_of
 from dustin_runtime.roofline import StepCosts, step_costs
 from dustin_runtime.scaled import dtype_name
+from dustin_runtime.serving import to_host
 from dustin_runtime.state import State
 from dustin_runtime.step import Stepper
 

@@ -15,7 +15,8 @@ from dustin_runtime.recipe_files import complete_pair
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from dustin_runtime.engine import Draw, Engine, Generation
+    from dustin_runtime.engine import Engine
+    from dustin_runtime.generation import Draw, Generation
     from dustin_runtime.statistics import Statistics
 
 
@@ -156,7 +157,8 @@ def generate(
     from dustin_runtime.cli.generation_report import show, warn_of_divergence
     from dustin_runtime.cli.support import require_one_budget
     from dustin_runtime.config import load_config
-    from dustin_runtime.engine import Draw, Engine, capacity_beyond, check_prompts
+    from dustin_runtime.engine import Engine
+    from dustin_runtime.generation import Draw, capacity_beyond, check_prompts
     from dustin_runtime.loading import pick_device, pick_dtype
     from dustin_runtime.memory_plan import free_bytes
     from dustin_runtime.misfits import warn_of_config

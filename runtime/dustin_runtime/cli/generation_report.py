@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dustin_runtime.config import DustinConfig
-    from dustin_runtime.engine import Generation
+    from dustin_runtime.generation import Generation
     from dustin_runtime.parallel.sums import SizeClass
     from dustin_runtime.statistics import Statistics
 

@@ -174,5 +174,5 @@ def _launch(q: Tensor, k: Held, v: Held, start: Tensor, full: Tensor | None, out
         TEAMS=cut.programs // (kv_heads * tiles) > MOST_IN_A_TEAM,
         num_warps=cut.warps, num_stages=cut.stages, **dependent_launch(q.device),
     )  # fmt: skip
-    if full is None:  # of some rows there is less to read than the next kernel takes longer to be launched
+    if full is None:  # of chosen rows a step was never slower without, whether 0 or all 16 of 32,000 tokens were
         fence(q.device)

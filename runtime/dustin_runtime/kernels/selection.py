@@ -1,8 +1,7 @@
 """The kept list of every sequence in two launches: candidates per chunk, then the choice among them.
 
-References: `dustin_runtime.selection.select_reference`, whose result this equals position for position, and
-`dustin_runtime.judge.judge_reference`, which differs by the order in which an estimate is summed: the same two launches
-choose lists of several sizes and say what scores lie on them, and a third takes one.
+Reference: `dustin_runtime.selection.select_reference`, whose result this equals position for position. The same
+launches choose lists of several sizes at once, and estimate what they recover, for `kernels.judge`.
 
 The k-th largest score is found by building its bits from the top (scores are not negative, so their bits order as
 they do): at most 16 counts, two bits each but the first, over values that stay in registers. Candidates keep the order
@@ -11,16 +10,18 @@ of positions, so ties go to the smaller position and lists come out ascending.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dustin_runtime.judge import MOST, Cut
+from dustin_runtime.judge import MOST as CEILING
 from dustin_runtime.kernels import ceil_div, next_power_of_2
 
+TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 MOST_CANDIDATES = 32768
 """Values that one program can hold; longer selections are left to the reference."""
 
@@ -109,7 +110,10 @@ def _choose(
     """One program: the kept list of one sequence, and if JUDGED its estimate, by one of `cuts`.
 
     Args:
+        found, found_bits: [batch, 2, CHUNKS, MOST] int32, positions of candidates and bits of their scores.
+        unsorted, kept: [cuts or 1, batch, longest] int32 and int64; estimates: [cuts, batch] fp64.
         cuts: [cuts, 2] int32, in place of `m` and `rest`; coefficients: [cuts, 3] fp64.
+        sums: [batch, 2, CHUNKS] fp64, of both scores.
     """
     sequence = tl.program_id(0)
     line = tl.program_id(1) * tl.num_programs(0) + sequence
@@ -177,29 +181,15 @@ def _choose(
 
 @triton.jit
 def _share(scores, positions, listed, sums, CHUNKS: tl.constexpr, PARTS: tl.constexpr):
-    """What of a prefix's scores, whose sums by chunk are given, lies on some positions."""
+    """What of a sequence's scores [positions] lies on `positions` [LIST], where `listed` [LIST]; fp64.
+
+    Args:
+        sums: [CHUNKS] fp64, of the prefix's scores by chunk; PARTS: CHUNKS as a power of 2.
+    """
     held = tl.sum(tl.load(scores + positions, mask=listed, other=0.0).to(tl.float64), 0)
     part = tl.arange(0, PARTS)
     whole = tl.sum(tl.load(sums + part, mask=part < CHUNKS, other=0.0), 0)
-    return held / tl.maximum(whole, 1.1754943508222875e-38)
-
-
-@triton.jit
-def _take(
-    lists, estimates, kept, estimate, target, batch, longest, cuts,
-    CUTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program: of one sequence's lists the first whose estimate reaches the target, else the last."""
-    sequence = tl.program_id(0)
-    cut = tl.arange(0, CUTS)
-    each = tl.load(estimates + cut * batch + sequence, mask=cut < cuts, other=0.0)
-    reached = (each >= tl.load(target)) & (cut < cuts)
-    first = tl.min(tl.where(reached, cut, cuts - 1), 0)
-    tl.store(estimate + sequence, tl.load(estimates + first * batch + sequence))
-    mine = lists + (first * batch + sequence) * longest
-    for begin in range(0, longest, BLOCK):
-        entry = begin + tl.arange(0, BLOCK)
-        tl.store(kept + sequence * longest + entry, tl.load(mine + entry, mask=entry < longest), mask=entry < longest)
+    return held / tl.where(whole < TINY, TINY, whole)  # what is not a number stays so, which a maximum loses
 
 
 def chunking(columns: int, most: int) -> tuple[int, int, int]:
@@ -231,83 +221,63 @@ def select(
     scores = lookahead if m else history
     assert scores is not None
     ahead, back = (scores if x is None else x for x in (lookahead, history))
-    kept, _ = _launch(ahead, back, lengths, [(m, rest)], budget, sink, window, None)
+    kept, _ = choose(ahead, back, lengths, [(m, rest)], budget, sink, window)
     return kept[0]
 
 
-def judge(
+class Cuts(NamedTuple):
+    """Of `judge.Cut`s, on the device.
+
+    Attributes:
+        shares: [cuts, 2] int32, what lookahead and history choose; coefficients: [cuts, 3] fp64.
+    """
+
+    shares: Tensor
+    coefficients: Tensor
+
+
+def choose(
     lookahead: Tensor,
     history: Tensor,
     lengths: Tensor,
-    cuts: tuple[Cut, ...],
-    *,
-    sink: int,
-    window: int,
-    target_arr: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Arguments and results as `dustin_runtime.judge.judge`; rows of scores are contiguous."""
-    sizes = [(cut.m, cut.budget - sink - window - cut.m) for cut in cuts]
-    longest, table = cuts[-1].budget, _table(cuts, tuple(sizes), target_arr, lookahead.device)
-    lists, estimates = _launch(lookahead, history, lengths, sizes, longest, sink, window, table)
-    if len(cuts) == 1:
-        return lists[0], estimates[0]
-    kept, estimate = torch.empty_like(lists[0]), torch.empty_like(estimates[0])
-    _take[(len(kept),)](
-        lists, estimates, kept, estimate, table[2], len(kept), longest, len(cuts),
-        CUTS=next_power_of_2(len(cuts)), BLOCK=512, num_warps=4,
-    )  # fmt: skip
-    return kept, estimate
-
-
-@functools.lru_cache(maxsize=64)
-def _table(
-    cuts: tuple[Cut, ...], sizes: tuple[tuple[int, int], ...], target_arr: float, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `_choose` and `_take` know of cuts, on the device. Made once: a captured graph keeps the addresses."""
-    return (
-        torch.tensor(sizes, dtype=torch.int32, device=device),
-        torch.tensor([cut.by for cut in cuts], dtype=torch.float64, device=device),
-        torch.tensor([target_arr], dtype=torch.float64, device=device),
-    )
-
-
-def _launch(
-    lookahead: Tensor,
-    history: Tensor,
-    lengths: Tensor,
-    sizes: list[tuple[int, int]],
+    shares: Sequence[tuple[int, int]],
     longest: int,
     sink: int,
     window: int,
-    table: tuple[Tensor, Tensor, Tensor] | None,
+    cuts: Cuts | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Lists of all sizes, [sizes, batch, longest], and their estimates [sizes, batch] if there is a table.
+    """Lists of several sizes.
 
     Args:
-        sizes: what lookahead and history choose; one, without a table.
+        lookahead, history: [batch, positions] fp32, of contiguous rows; lengths: [batch] int64, `positions` at most.
+        shares: of each size, what lookahead and history choose.
+        longest: the largest size, with what is protected.
+        cuts: the same on the device, and how the lists are judged. None for one size that is not.
+
+    Returns:
+        kept: [sizes, batch, longest] int64; estimates: [sizes, batch] fp64, or [0, batch].
     """
     batch, columns = lookahead.shape
     device = lookahead.device
     lengths = lengths.contiguous()  # one that is expanded over rows would be read beyond its end
-    m, others = max(m for m, _ in sizes), max(m + rest if rest else 0 for m, rest in sizes)
-    chunk, chunks, most = chunking(columns, max(m + rest for m, rest in sizes))
+    m, others = max(m for m, _ in shares), max(m + rest if rest else 0 for m, rest in shares)
+    chunk, chunks, most = chunking(columns, max(m + rest for m, rest in shares))
     found, found_bits = torch.empty(2, batch * 2 * chunks * most, dtype=torch.int32, device=device)
-    unsorted = torch.empty(len(sizes), batch, longest, dtype=torch.int32, device=device)
-    kept = torch.empty(len(sizes), batch, longest, dtype=torch.int64, device=device)
-    judged = len(sizes) if table else 0
-    sums = torch.empty(batch, 2 * chunks if table else 0, dtype=torch.float64, device=device)
-    estimates = torch.empty(judged, batch, dtype=torch.float64, device=device)
+    unsorted = torch.empty(len(shares), batch, longest, dtype=torch.int32, device=device)
+    kept = torch.empty(len(shares), batch, longest, dtype=torch.int64, device=device)
+    sums = torch.empty(batch, 2 * chunks if cuts else 0, dtype=torch.float64, device=device)
+    estimates = torch.empty(len(shares) if cuts else 0, batch, dtype=torch.float64, device=device)
     _candidates[(chunks, 2, batch)](
         lookahead, history, lengths, found, found_bits, sums, lookahead.stride(0), history.stride(0), columns,
         sink, window, m, others,
-        CHUNK=chunk, MOST=most, CHUNKS=chunks, JUDGED=table is not None, num_warps=chunk // 512,
+        CHUNK=chunk, MOST=most, CHUNKS=chunks, JUDGED=cuts is not None, num_warps=chunk // 512,
     )  # fmt: skip
     count = chunks * most
-    _choose[(batch, len(sizes))](
+    _choose[(batch, len(shares))](
         lookahead, history, lengths, found, found_bits, unsorted, kept, lookahead.stride(0), history.stride(0),
-        sink, window, *sizes[0], longest, *(table[:2] if table else (lengths, lengths)), sums, estimates,
+        sink, window, *shares[0], longest, *(cuts or (lengths, lengths)), sums, estimates,
         COUNT=count, BLOCK=next_power_of_2(count), LIST=next_power_of_2(longest), TILE=64,
-        HAS_LOOKAHEAD=m > 0, HAS_HISTORY=others > 0, JUDGED=table is not None, CEILING=MOST,
+        HAS_LOOKAHEAD=m > 0, HAS_HISTORY=others > 0, JUDGED=cuts is not None, CEILING=CEILING,
         CHUNKS=chunks, PARTS=next_power_of_2(chunks), num_warps=8 if count <= 4096 else 16 if count <= 8192 else 32,
     )  # fmt: skip
     return kept, estimates

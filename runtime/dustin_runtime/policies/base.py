@@ -53,8 +53,8 @@ class Prompted:
         queries: by layer, [1, tokens, query_heads, head_size]: of the prompt's last `Policy.prompt_queries` tokens.
         received: by layer of the target, [1, kv_heads, length] fp32, if `Policy.prompt_mass`: the attention that all
             queries of the prompt pay to each position, summed over the query heads of a KV head.
-        mark: a number of its tokens alone, by which work that comes in turns is begun at different steps in different
-            rows.
+        mark: a number of its tokens, and of the seed it is continued with, by which work that comes in turns is begun
+            at different steps in different rows.
     """
 
     length: int

@@ -47,7 +47,7 @@ class RestMemory:
             there are as many more slots than `Rest.queries` as a step has drafts: a rejected draft's query lies behind
             the prefix, where it is not read, until the token that takes its position overwrites it, and no draft's slot
             is that of a query which the next step reads.
-        there: [rows] fp32, of how many query heads there is a token.
+        there: [rows] fp32, of how many query heads there is a token, summed over the layers here.
         listed: [rows, budget] int64, what the last step read, -1 padded.
         steps: [rows] int64, by which turns are counted. A prompt begins it at its mark, so that turns of different
             prompts do not fall on the same steps: a step that reads a layer of all rows takes a sixth longer.
@@ -95,7 +95,6 @@ class RestMemory:
             self._make(made, lengths.new_full((1, 1), layer), lengths, keys, values, unread, one, None)
         for part, new in zip(self.tokens, made, strict=True):
             part[:, one] = new
-        self._count()
         self.steps[row] = target.mark % self.period
 
     def refresh(self, lengths: Tensor, keys: Held, values: Held, share: float | None) -> None:
@@ -108,11 +107,12 @@ class RestMemory:
         every = slice(None)
         unread = self._unread(lengths, keys.shape[2], every)
         self._make(self.tokens, self._whose_turn(), lengths, keys, values, unread, every, share)
-        self._count()
+        self.there.copy_(self.tokens.bias.isfinite().sum(dim=(0, 2)))
         self.steps.add_(1)
 
-    def _count(self) -> None:
-        self.there.copy_(self.tokens.bias.isfinite().sum(dim=(0, 2)))
+    def read(self) -> Tensor:
+        """[rows] fp32, tokens of the rest that a KV head reads: mean over all heads and layers, other ranks' too."""
+        return self.target.summed(self.there / (self.target.whole.layers * self.target.whole.kv_heads))
 
     def _whose_turn(self) -> Tensor:
         """[turns, rows] int64: of the layers here, counted from the first, those whose turn it is; -1 for none."""
@@ -151,21 +151,6 @@ class RestMemory:
         position = (lengths.unsqueeze(1) + self._last).clamp(min=0)
         q = self.queries[layer.clamp(min=0).unsqueeze(2), self._row[rows], position % self.queries.shape[2]]
         update_rest(out, q, keys, values, layer, position, unread, self.weight, share)
-
-
-class RestAttention(SparseAttention):
-    """Verification over a list and the rest, which saves what its memory needs; implements `policies.Verification`."""
-
-    def __init__(
-        self, kept: Tensor, memory: RestMemory, *, full: Tensor | None = None, estimate: Tensor | None = None
-    ) -> None:
-        super().__init__(kept, full=full, estimate=estimate, rest=memory.tokens, saved=memory.queries)
-        self.memory = memory
-
-    def rest_read(self, rest: RestTokens) -> Tensor:
-        """Of all layers and heads, those of other ranks too."""
-        target = self.memory.target
-        return target.summed(self.memory.there / (target.whole.layers * target.whole.kv_heads))
 
 
 @dataclass(frozen=True)
@@ -215,7 +200,14 @@ class DustinRest(Dustin):
     ) -> SparseAttention:
         memory = self._memory(signals)
         memory.listed.copy_(kept[0, :, 0])
-        return RestAttention(kept, memory, full=full, estimate=estimate)
+        return SparseAttention(
+            kept,
+            full=full,
+            estimate=estimate,
+            rest=memory.tokens,
+            rest_read=memory.read(),
+            saved=memory.queries,
+        )
 
     def _due(self, signals: Signals, rule: Rule) -> Tensor:
         return rule.due(self._memory(signals).steps - 1)  # `begin` has counted this one

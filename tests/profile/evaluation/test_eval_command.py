@@ -21,7 +21,7 @@ from dustin_profile.evaluation.rows import RowFile
 from dustin_profile.evaluation.runner import Cell, chunks, end_of
 from dustin_profile.evaluation.tasks import Item
 from dustin_profile.texts import topics
-from dustin_runtime import engine, prompt_store
+from dustin_runtime import prompt_store, serving
 from dustin_runtime.config import LayerHeads, Selection, changed
 from dustin_runtime.files import read_json
 from dustin_runtime.prompt_store import Processed, process
@@ -81,7 +81,7 @@ def test_a_prompt_is_processed_once_for_all_methods(
         passes.append(arguments)
         return process(*arguments, **options)
 
-    for module in (engine, prompt_store):
+    for module in (serving, prompt_store):
         monkeypatch.setattr(module, "process", count)
     alone = tmp_path / "alone"
     for method in ("sd", "dustin", "h2o"):

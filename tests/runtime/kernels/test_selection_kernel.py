@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 
-from dustin_runtime.judge import Coefficients, Cut, judge_reference
 from dustin_runtime.selection import select_reference
 
 ON_GPU = torch.cuda.is_available()
@@ -73,46 +72,3 @@ def test_lengths_may_be_one_for_all_rows(generator: torch.Generator) -> None:
     lengths = torch.tensor([260], device=generator.device).expand(5)
     sizes = {"budget": 40, "m": 0, "sink": 4, "window": 8}
     assert torch.equal(select(None, history, lengths, **sizes), select_reference(None, history, lengths, **sizes))
-
-
-BY = Coefficients(0.2, 0.5, 0.3)
-CUTS = {
-    "one": (Cut(48, 12, BY),),
-    "history alone": (Cut(48, 0, BY),),
-    "lookahead alone": (Cut(48, 36, BY),),
-    "several": (Cut(30, 4, BY), Cut(48, 12, BY), Cut(300, 100, Coefficients(0.1, 0.5, 0.4))),
-    "a share of some alone": (Cut(13, 0, BY), Cut(48, 36, BY), Cut(100, 40, BY)),
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "cuts", "target"),
-    [
-        (kind, cuts, target)
-        for kind, cuts, target in itertools.product(KINDS, CUTS, (0.0, 0.3, 1.0))
-        if ON_GPU or (kind == "ties" and (target == 0.3 or cuts == "several"))
-    ],
-)
-def test_judged_lists_equal_the_reference(kind: str, cuts: str, target: float, generator: torch.Generator) -> None:
-    from dustin_runtime.kernels.selection import judge
-
-    lengths = torch.tensor(LENGTHS, device=generator.device)
-    lookahead, history = (scores(kind, len(lengths), 5000, generator) for _ in range(2))
-    lookahead[:, 5:40] *= 1 + torch.arange(len(lengths), device=lengths.device)[:, None]  # rows reach different targets
-    asked = {"sink": 4, "window": 8, "target_arr": target}
-    kept, estimate = judge(lookahead, history, lengths, CUTS[cuts], **asked)
-    want_kept, want = judge_reference(lookahead, history, lengths, CUTS[cuts], **asked)
-    assert torch.equal(kept, want_kept)
-    torch.testing.assert_close(estimate, want, rtol=0, atol=1e-12)
-
-
-def test_scores_that_are_not_numbers_are_judged_as_such(generator: torch.Generator) -> None:
-    """No cut reaches its target with them, and no threshold is reached either."""
-    from dustin_runtime.kernels.selection import judge
-
-    lookahead, history = torch.rand(2, 3, 300, generator=generator, device=generator.device)
-    history[1, 7] = float("nan")
-    lengths = torch.tensor([300, 300, 20], device=generator.device)
-    kept, estimate = judge(lookahead, history, lengths, CUTS["several"][:2], sink=4, window=8, target_arr=1e-6)
-    assert (kept >= 0).sum(dim=1).tolist() == [30, 48, 20]
-    assert estimate.isfinite().tolist() == [True, False, True]

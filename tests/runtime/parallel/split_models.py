@@ -13,7 +13,8 @@ from rank_pool import RankPool
 from safetensors.torch import save_file
 
 from dustin_runtime.config import LayerHeads, Rest, Selection
-from dustin_runtime.engine import Draw, Engine
+from dustin_runtime.engine import Engine
+from dustin_runtime.generation import Draw
 from dustin_runtime.guard import Rule
 from dustin_runtime.judge import Coefficients
 from dustin_runtime.models.decoder import Decoder

@@ -25,12 +25,12 @@ from split_models import (
     write_weights,
 )
 
-from dustin_runtime.engine import _Run
 from dustin_runtime.errors import CapacityError, DustinError, NothingMeasuredError, PeerError
 from dustin_runtime.parallel.collectives import Collectives
 from dustin_runtime.parallel.ranks import joined
 from dustin_runtime.parallel.rows import RowBlocks
 from dustin_runtime.policies import POLICIES
+from dustin_runtime.serving import Run
 
 PROMPTS = [[1, 5, 9, 30, 2], [7], [3, 3, 8] * 13, [4, 11, 4, 6], [20, 21] * 9, [2]]
 LLAMA, NINE = "llama", "nine heads"
@@ -191,7 +191,7 @@ def test_blocks_hold_every_row_once_and_gather_it_to_the_bit(
 
 def breaks(one: Case, owner: int, how: str) -> tuple[type, str, bool]:
     """On a rank: a run whose draft fails on `owner` alone."""
-    real = _Run._prefill_draft
+    real = Run._prefill_draft
 
     def fails(self: Any, *given: Any) -> Any:
         if how == "memory":
@@ -205,12 +205,12 @@ def breaks(one: Case, owner: int, how: str) -> tuple[type, str, bool]:
     try:
         with joined(20) as ranks:
             if ranks.rank == owner:
-                _Run._prefill_draft = fails  # type: ignore[method-assign]
+                Run._prefill_draft = fails  # type: ignore[method-assign]
             generate(one, ranks)
     except DustinError as error:
         return type(error), str(error), error.quiet
     finally:
-        _Run._prefill_draft = real  # type: ignore[method-assign]
+        Run._prefill_draft = real  # type: ignore[method-assign]
     raise AssertionError("it did not fail")
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from rank_pool import RankPool
 from split_models import SHAPES
 
-from dustin_runtime import engine
+from dustin_runtime import engine, serving
 from dustin_runtime.engine import Engine
 from dustin_runtime.models.weights import random_decoder
 from dustin_runtime.parallel import watch
@@ -172,7 +172,7 @@ def test_the_engine_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> N
     recorder = Recorder()
     model = random_decoder(SHAPES["llama"], torch.float32, "cpu", 0)
     monkeypatch.setattr(model, "watched", recorder.watched)
-    monkeypatch.setattr(engine, "to_host", lambda packed: (packed, recorder))
+    monkeypatch.setattr(serving, "to_host", lambda packed: (packed, recorder))
     stepper = Stepper(model, None, make_policy("vanilla", None), None, 0, model.shape.vocab)
     generations, _ = Engine(stepper, rows=1).generate([[1, 2, 3], [4]], 3)
     assert [len(one.tokens) for one in generations] == [3, 3]
