@@ -15,10 +15,12 @@ from dustin_profile.latency.model import Step
 from dustin_runtime.bench.noise import fill
 from dustin_runtime.bench.workload import spread_heads
 from dustin_runtime.config import Selection
-from dustin_runtime.engine import Engine, capacity_beyond, to_host
+from dustin_runtime.engine import Engine
+from dustin_runtime.generation import capacity_beyond
 from dustin_runtime.models.decoder import Decoder
 from dustin_runtime.models.shape import ModelShape
 from dustin_runtime.policies import make_policy
+from dustin_runtime.serving import to_host
 from dustin_runtime.step import Stepper
 
 SINK, WINDOW = 4, 2
@@ -26,13 +28,14 @@ SINK, WINDOW = 4, 2
 WARM_UP = 2
 REPEATS = 7
 LIMIT_S = 2.0
-"""Seconds that the repeats of a step may take; `LEAST_REPEATS` are timed in any case."""
+"""Seconds that the repeats of a step may take on a CPU; `LEAST_REPEATS` are timed in any case."""
 LEAST_REPEATS = 5
 GPU_STEPS, GPU_REPEATS = 8, 3
 """Steps that are timed at once on a GPU, whose host is ahead of it, and how often: its times vary little. On a CPU each
 is timed alone."""
 GPU_PREPARING_S = 1.8
-"""What a step costs before it is timed, on an H200: noise for its caches, kernels compiled, a graph captured."""
+"""What a step costs before it is timed, on an H200 with 16 rows of 4096 tokens and the shapes of a 7B pair: noise for
+its caches, kernels compiled that have not been, a graph captured."""
 
 
 class Timed(NamedTuple):
@@ -146,8 +149,7 @@ def _repeats(one: _Running, beside: _Running | None) -> tuple[list[float], list[
     """Milliseconds of each repeat, and those of the reference next to it: 1 where there is none."""
     steps = GPU_STEPS if one.on_gpu else 1
     cost = one.first * steps + (beside.first if beside else 0.0)
-    affordable = max(LEAST_REPEATS, min(REPEATS, int(1e3 * LIMIT_S / cost)))
-    repeats = GPU_REPEATS if one.on_gpu else affordable
+    repeats = GPU_REPEATS if one.on_gpu else max(LEAST_REPEATS, min(REPEATS, int(1e3 * LIMIT_S / cost)))
     own, times = [], []
     for _ in range(repeats):
         times.append(beside.run(1) if beside else 1.0)

@@ -97,12 +97,15 @@ def steps_to_fit(among: Range, layers: int) -> list[Step]:
 
 
 def steps_left_out(among: Range, layers: int) -> list[Step]:
-    """Steps that the model is tested on, as far from those as they can be. Arguments as of `steps_to_fit`."""
+    """Steps that the model is tested on, none of those, and as far from them as can be; arguments as there. At least
+    one: no step of a windowed draft that is not scored is fitted."""
     budgets, depths = among
     k, depth = budgets[(len(budgets) - 1) // 2], depths[(len(depths) - 1) // 2]
-    return [
+    found = [
         Step(depth, k, False, layers, True),
         Step(depth, k, True, layers, True),
         Step(depths[0], k, False, max(layers - 1, 1), True),
         Step(depth, budgets[0], True, 0, True),
     ]
+    fitted = steps_to_fit(among, layers)
+    return [step for step in dict.fromkeys(found) if step not in fitted]

@@ -296,3 +296,20 @@ def test_noise_never_makes_more_work_faster() -> None:
             Step(depth, k, windowed, layers + 1, True),
         ):
             assert predict(found, more, among) >= one - 1e-9
+
+
+@pytest.mark.parametrize("depths", [(2,), (2, 3), tuple(range(2, 9))])
+@pytest.mark.parametrize("budgets", [(64,), (128, 256), (128, 256, 512, 1024)])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_the_model_is_tested_on_steps_that_it_was_not_fitted_to(
+    depths: tuple[int, ...], budgets: tuple[int, ...], layers: int
+) -> None:
+    among = Range(budgets, depths)
+    fitted, left_out = steps_to_fit(among, layers), steps_left_out(among, layers)
+    assert left_out and not set(left_out) & set(fitted)
+    assert (
+        (len(left_out) == len(set(left_out)) and len(left_out) == 4)
+        or len(depths) < 3
+        or len(budgets) < 2
+        or layers < 2
+    )

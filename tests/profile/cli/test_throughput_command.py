@@ -12,6 +12,7 @@ from commands import SEARCH, TRACE, Outcome, dustin_profile, dustin_run
 from tiny_pair import TinyPair
 
 from dustin_profile import plots
+from dustin_profile.latency.measure import GPU_PREPARING_S
 from dustin_runtime.config import load_config
 from dustin_runtime.files import digest, read_json, write_json
 
@@ -260,3 +261,10 @@ def test_a_dry_run_prices_the_steps(tiny_pair: TinyPair, tmp_path: Path) -> None
         assert stages["latency"]["seconds"] > 0 and stages["latency"]["gpu_bytes"] > 0
         assert ("search" in stages) == (command == "search")
     assert not (tmp_path / "no").exists()
+
+
+def test_a_dry_run_prices_the_kernels_that_a_gpu_compiles() -> None:
+    priced = dustin_profile("latency", "--pair", "smollm2", "--dry-run", "--json")
+    assert priced.code == 0, priced.err
+    seconds = {row["device"]: row["seconds"] for row in json.loads(priced.out)["stages"]}
+    assert 10 * GPU_PREPARING_S < seconds["h200"] <= seconds["a100"] < 30 * GPU_PREPARING_S + 30
