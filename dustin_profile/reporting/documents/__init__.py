@@ -12,7 +12,7 @@ from dustin_profile.reporting.documents.run import (
     GenerationSummary,
     ProfileTimes,
 )
-from dustin_profile.reporting.documents.search import Heads, SearchResults
+from dustin_profile.reporting.documents.search import Heads, Latency, SearchResults
 from dustin_profile.reporting.documents.studies import GuardStudy, ListStudy, SplitStudy, TellsStudy
 
 KINDS: dict[str, type[Document]] = {
@@ -20,6 +20,7 @@ KINDS: dict[str, type[Document]] = {
     for cls in (
         SearchResults,
         Heads,
+        Latency,
         Evaluation,
         Fidelity,
         Subsets,
@@ -42,6 +43,7 @@ KINDS: dict[str, type[Document]] = {
 MADE_BY = {
     "dustin-results": "dustin-profile search",
     "dustin-heads": "dustin-profile srh",
+    "dustin-latency": "dustin-profile latency",
     "dustin-eval": "dustin-profile eval",
     "dustin-fidelity": "dustin-profile eval fidelity",
     "dustin-subsets": "dustin-profile eval subsets",

@@ -75,6 +75,32 @@ class Timing(Part):
     max_relative_error: float
 
 
+class TimedStep(Part):
+    depth: int
+    budget: int
+    windowed: bool
+    layers: int
+    """Of the draft, that are scored."""
+    history: bool
+    ms: float = Field(gt=0)
+    predicted_ms: float
+    fitted: bool
+
+
+class Served(Part):
+    batch: int
+    context: int
+
+
+class Latency(Timing, Document):
+    """Steps timed on a device, and what the model of their time that was fitted to most of them says of each."""
+
+    kind: Literal["dustin-latency"]
+    version: int = Field(le=1)
+    inputs: Served
+    measurements: list[TimedStep] = Field(min_length=1)
+
+
 class Throughput(Part):
     batch: int
     context: int

@@ -7,9 +7,9 @@ from functools import partial
 
 from dustin_profile.reporting.blocks import Block, Bullets, Code, Content, Figure, Figures, Heading
 from dustin_profile.reporting.charts import columns, curve, stacked
-from dustin_profile.reporting.documents.search import SearchResults
+from dustin_profile.reporting.documents.search import Latency, SearchResults
 from dustin_profile.reporting.section import Section
-from dustin_profile.reporting.sections.throughput import front_table
+from dustin_profile.reporting.sections.throughput import front_table, rests_on, steps_table
 from dustin_profile.reporting.sources import Evidence, Source
 from dustin_profile.reporting.titles import pair_of, slug, titles
 from dustin_profile.reporting.wording import count, listed, percent
@@ -23,7 +23,8 @@ def build(evidence: Evidence) -> Content | None:
     searches, configs = evidence.of(SearchResults), evidence.of(DustinConfig)
     described: list[Described] = [*searches]
     described += [config for config in configs if not any(_same(config, search) for search in searches)]
-    if not described:
+    timed = evidence.of(Latency)
+    if not described and not timed:
         return None
     blocks: list[Block] = []
     for number, (source, title) in enumerate(zip(described, titles(described), strict=True)):
@@ -36,9 +37,13 @@ def build(evidence: Evidence) -> Content | None:
             blocks.append(Figures(_figures(source.data, suffix, title)))
             if source.data.throughput:
                 blocks.append(front_table(source.data.throughput, title))
+                under = [one for one in timed if one.run == source.run and rests_on(source.data.throughput, one.data)]
+                timed = [one for one in timed if one not in under]
+                blocks += [steps_table(one.data, title) for one in under]
         if yaml:
             blocks.append(Code(_served(yaml.data), f"What the runtime reads of {yaml.name}"))
             blocks.append(Code(f"dustin-run generate --config {yaml.name} --file PROMPT.txt"))
+    blocks += [steps_table(one.data, one.name) for one in timed]
     return Content(
         "What verification does at every step under the emitted config, and how much its choices matter.", blocks
     )

@@ -461,6 +461,43 @@ def test_every_committed_result_is_read() -> None:
     assert kinds == {read_json(path)["kind"] for path in paths}
 
 
+def test_steps_that_were_timed_stand_beside_what_was_predicted_of_them(tmp_path: Path) -> None:
+    """Under the search that rests on them, and alone."""
+    run = RESULTS / "throughput-qwen-coder1.5b_0.5b"
+    timed = read_json(run / "latency.json")
+    for given in (run, run / "latency.json"):
+        _, page, _ = report(given, "-o", tmp_path / "page.html", "--no-figures")
+        assert ("ARR against predicted speed" in page.text) == (given == run)
+        (table,) = [table for table in page.tables if table.caption.startswith("Time of a step on NVIDIA H200")]
+        assert [row[-1] for row in table.rows[1:]].count("no") == 4 and len(table.rows) == 1 + len(
+            timed["measurements"]
+        )
+        last = timed["measurements"][-1]
+        assert table.rows[-1][3:5] == [f"{last['ms']:.2f}", f"{last['predicted_ms']:.2f}"]
+
+
+def test_steps_of_two_devices_and_of_another_search_are_all_shown(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RESULTS / "throughput-qwen-coder1.5b_0.5b", run)
+    timed = read_json(run / "latency.json")
+    (run / "latency.json").write_text(json.dumps(timed | {"max_relative_error": 0.5}))
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "latency.json").write_text(json.dumps(timed | {"device": f"card {name}"}))
+    _, page, _ = report(
+        run, tmp_path / "a" / "latency.json", tmp_path / "b" / "latency.json", "-o", tmp_path / "page.html"
+    )
+    found = [table.caption.split(":")[0] for table in page.tables if table.caption.startswith("Time of a step")]
+    assert [caption.split(", bfloat16")[0] for caption in found] == [
+        f"Time of a step on {device}" for device in ("NVIDIA H200", "card a", "card b")
+    ]
+    assert not any("k = 1024" in caption for caption in found)  # the search was made with other steps
+    timed["measurements"][3]["ms"] = 0
+    (run / "latency.json").write_text(json.dumps(timed))
+    outcome = dustin_profile("report", run, "-o", tmp_path / "page.html", "-q")
+    assert outcome.code == 6 and "measurements.3.ms" in outcome.error
+
+
 def test_a_method_that_is_no_longer_known_is_shown_by_its_name(tmp_path: Path) -> None:
     path = RESULTS / "study-lists" / "bench-7b-1xh200.json"
     gone = {row["method"] for row in read_json(path)["rows"]} - set(METHODS)
