@@ -73,13 +73,13 @@ def _timed(
     element_bytes: int,
 ) -> list[StagePrice]:
     """The steps that are timed for a search for throughput, each at its floor, and that search, over every budget."""
-    from dustin_profile.latency import measure
+    from dustin_profile.latency.measure import seconds_for, selection_for
     from dustin_profile.latency.model import Range, steps_left_out, steps_to_fit
     from dustin_runtime.roofline import step_costs
 
     steps, rows, context = steps_to_time(settings, choice), settings.steps.batch, settings.data.context
     among, layers = Range(*steps), min(settings.search.draft_layers, draft.layers)
-    on_gpu, seconds = device.name != "this cpu", 0.0
+    seconds = 0.0
     for step in (*steps_to_fit(among, layers), *steps_left_out(among, layers)):
         costs = step_costs(
             "dustin",
@@ -87,16 +87,11 @@ def _timed(
             draft,
             [context] * rows,
             depth=step.depth,
-            selection=measure.selection_for(step, target, draft),
+            selection=selection_for(step, target, draft),
             draft_budget=step.budget if step.windowed else None,
             element_bytes=element_bytes,
         )
-        one = costs.milliseconds(device) / 1e3
-        if on_gpu:
-            seconds += measure.GPU_PREPARING_S + measure.GPU_REPEATS * measure.GPU_STEPS * one
-        else:  # with a reference beside each
-            seconds += measure.WARM_UP * one
-            seconds += max(measure.LEAST_REPEATS * 2 * one, min(measure.REPEATS * 2 * one, measure.LIMIT_S))
+        seconds += seconds_for(costs.milliseconds(device) / 1e3, on_gpu=device.name != "this cpu")
     held = sum(
         weights_bytes(shape, element_bytes) + rows * shape.kv_bytes(context, element_bytes) for shape in (target, draft)
     )

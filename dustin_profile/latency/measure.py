@@ -38,6 +38,13 @@ GPU_PREPARING_S = 1.8
 its caches, kernels compiled that have not been, a graph captured."""
 
 
+def seconds_for(one: float, on_gpu: bool) -> float:
+    """What it takes to time a step of `one` seconds; on a CPU the reference beside each repeat takes as long."""
+    if on_gpu:
+        return GPU_PREPARING_S + GPU_REPEATS * GPU_STEPS * one
+    return WARM_UP * one + max(LEAST_REPEATS * 2 * one, min(REPEATS * 2 * one, LIMIT_S))
+
+
 class Timed(NamedTuple):
     """Milliseconds of one step."""
 

@@ -39,7 +39,7 @@ _VARYING = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=_VARYING)
+@triton.jit(do_not_specialize=_VARYING)  # one binary serves all
 def _sparse(
     q, k, v, k_scale, v_scale, start, kept, full, rest_keys, rest_values, rest_bias, saved,
     out, partials, tops, totals, counter,
@@ -116,6 +116,7 @@ def _sparse(
     new_slot = _slots(first + new, sink, ring)
     new_keys = tl.load(k + new_slot[:, None] * k_token + column[None, :], mask=new_there, other=0.0)
     new_values = tl.load(v + new_slot[:, None] * v_token + column[None, :], mask=new_there, other=0.0)
+
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
